@@ -28,6 +28,7 @@ using std::max; using std::min;
 #define __shared__
 alignas(8) unsigned char memory[%d];
 #define __global__
+#define EACH_LANE for (int lane = 0; lane < 32; lane++)
 struct Place { int x, y, z; };
 static Place blockIdx, blockDim = {1, 1, 1}, threadIdx = {0, 0, 0};
 %s
@@ -41,7 +42,7 @@ extern "C" void run_resize(const long long* table, const int* words, unsigned ch
 extern "C" void run_check(const unsigned char* rows, const long long* places, const long long* sizes,
                           long long row_bytes, unsigned char* found, int photos, int blocks, int threads) {
     blockDim = {threads, 1, 1};
-    for (int i = 0; i < blocks; i++) for (int n = 0; n < threads; n++) {
+    for (int i = 0; i < blocks; i++) for (int n = 0; n < threads; n += 32) {
         blockIdx = {i, 0, 0}, threadIdx = {n, 0, 0};
         check(rows, places, sizes, row_bytes, found, photos);
     }

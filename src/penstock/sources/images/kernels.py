@@ -68,8 +68,20 @@ extern "C" __global__ void resize(const long long* table, const int* words, unsi
 """
 
 CHECK = r"""
-// One thread reads the Huffman codes of one photo: all of its blocks must be there, and nothing else. So it finds all
-// that libjpeg warns of in there, and a little more.
+// The 32 threads of a warp read the Huffman codes of one photo together: all of its blocks must be there, and nothing
+// else. So they find all that libjpeg warns of in there, and a little more.
+//
+// What a code means depends on all codes before it. But whoever begins to read somewhere in the middle soon reads the
+// same codes as one who comes from the beginning: so each lane of the warp reads a piece of the scan from a guess, and
+// then again from where the lane before it ended, if that is not what it had guessed, until nothing changes. After
+// each such round one more lane is certainly right; mostly all of them are after two or three.
+//
+// A phase of work is written as EACH_LANE { ... }. What goes from one phase to the next lies in shared memory, and a lane
+// reads there only what others wrote in earlier phases: so tests can run the lanes of a phase one after the other.
+#ifndef EACH_LANE
+#define EACH_LANE for (int lane = threadIdx.x % 32, is_new = 1; is_new; is_new = 0, __syncwarp())
+#endif
+
 // A step is what a code stands for: in its lower 6 bits the length of the code and of the number that follows, and
 // above them how many places of a block it fills. 0 is no code.
 const int LAST_STEP = 127;  // the other places of a block are empty
@@ -82,48 +94,59 @@ __device__ int step_of(int symbol, int length, bool is_first) {
 
 struct Codes {
     unsigned short fast[256];  // the steps of short codes, by the next 8 bits
-    int limits[17], offsets[17];
+    int limits[17];  // the next 16 bits are less than this where a code has that length, or a smaller one
+    int offsets[17];
     unsigned char values[256];
     bool is_there, is_first;
 
     __device__ int long_step(int next) const {
-        for (int length = 9; length <= 16; length++) {
-            const int code = next >> (16 - length);
-            if (code < limits[length]) return step_of(values[(offsets[length] + code) & 255], length, is_first);
-        }
-        return 0;
+        int length = 9;  // found without a branch, as some lane has a long code most of the time
+        for (int tried = 9; tried <= 16; tried++) length += next >= limits[tried];
+        if (length > 16) return 0;
+        return step_of(values[(offsets[length] + (next >> (16 - length))) & 255], length, is_first);
     }
 };
 
 struct Bits {
-    const unsigned char *at, *end;
+    const unsigned char *at, *end, *till;
     unsigned long long buffer;
-    int left, missing;  // bits in the buffer; how many zeros were put there as there was nothing more to read
+    int left;  // bits in the buffer
+    int missing;  // how many zeros were put there as there was nothing more to read
+    int beyond;  // how many of them lie beyond `till`, or are missing
 
     __device__ bool is_at_marker() const { return at + 1 >= end || (at[0] == 0xFF && at[1] != 0); }
 
+    // At least 32 bits are left afterwards: no code takes more than 31, with the number that follows.
     __device__ void fill() {
-        while (left <= 32) {
-            if (((unsigned long long)at & 3) == 0 && at + 4 < end) {
-                const unsigned four = *(const unsigned*)at, inverse = ~four;
-                if (!((inverse - 0x01010101u) & ~inverse & 0x80808080u)) {  // none of them is 0xFF
-                    const unsigned turned = four >> 24 | (four >> 8 & 0xFF00u) | (four & 0xFF00u) << 8 | four << 24;
-                    buffer = buffer << 32 | turned;
-                    left += 32;
-                    at += 4;
-                    continue;
-                }
+        if (left >= 32) return;
+        if (at + 8 <= end) {
+            const unsigned* words = (const unsigned*)((unsigned long long)at & ~3ULL);
+            const int turn = (int)((unsigned long long)at & 3) * 8;
+            const unsigned four = (unsigned)(((unsigned long long)words[1] << 32 | words[0]) >> turn), inverse = ~four;
+            if (!((inverse - 0x01010101u) & ~inverse & 0x80808080u)) {  // none of them is 0xFF
+                const unsigned turned = four >> 24 | (four >> 8 & 0xFF00u) | (four & 0xFF00u) << 8 | four << 24;
+                buffer = buffer << 32 | turned;
+                left += 32;
+                at += 4;
+                if (at > till) beyond += min((int)(at - till), 4) * 8;
+                return;
             }
+        }
+        while (left <= 32) {
             int byte = 0;
-            if (is_at_marker()) missing += 8;
-            else { byte = at[0]; at += byte == 0xFF ? 2 : 1; }
+            if (is_at_marker()) missing += 8, beyond += 8;
+            else {
+                if (at >= till) beyond += 8;
+                byte = at[0];
+                at += byte == 0xFF ? 2 : 1;
+            }
             buffer = buffer << 8 | byte;
             left += 8;
         }
     }
 
     __device__ int step(const Codes& codes) {
-        if (left < 32) fill();
+        fill();
         const int next = (int)(buffer >> (left - 16)) & 0xFFFF;
         int known = codes.fast[next >> 8];
         if (!known) known = codes.long_step(next);
@@ -132,7 +155,66 @@ struct Bits {
     }
 };
 
-static_assert(sizeof(Codes) == 908, "see CHECK_BYTES");
+const int LANES = 32, MOST_PARTS = 8;  // parts of the piece of a lane
+const int LEAST_BYTES = 32;  // of a part: more than what a lane has read ahead
+const int UNREAD = -1;  // no state
+
+struct Photo {
+    Codes tables[4];  // two for the first number of a block, two for the others
+    const unsigned char *scan, *end;
+    int interval, blocks, blocks_of_unit;
+    int parts;  // of each lane; 0: the photo is read by one lane
+    int changed;  // the last round in which a lane read
+    unsigned char choices[48];  // which tables are for a block of a unit: for its first number, and << 4 for the others
+    int begins[LANES], ends[LANES];  // states at the beginning and the end of the piece of each lane
+    int assumed[LANES * MOST_PARTS];  // the state that each part was last read from
+    int found[LANES * MOST_PARTS];  // how many blocks end in a part; -1: it is damaged if it was read from the right state
+
+    // The first byte of a part, never the 0 that belongs to a 0xFF. After the last part there is at least one byte of
+    // codes: if all blocks end in parts, those are too few for the scan.
+    __device__ const unsigned char* start_of(int part) const {
+        if (part == 0) return scan;
+        const unsigned char* at = scan + (end - 4 - scan) * part / (LANES * parts);
+        return at[0] == 0 && at[-1] == 0xFF ? at + 1 : at;
+    }
+};
+
+static_assert(sizeof(Photo) == 6024, "see CHECK_BYTES");
+
+// Who reads codes. Its state where a part begins is a number: how many bits of the part belong to the code before, the
+// block's number in its unit, and the place in the block. 0 is the true one of the first part, and the guess for others.
+struct Reader {
+    Bits bits;
+    int block, place, choice;
+    int done;  // blocks
+
+    __device__ Reader(const Photo& photo, int part, int state) {
+        const Bits fresh = {photo.start_of(part), photo.end, photo.end, 0, 0, 0, 0};
+        bits = fresh;
+        if (part < LANES * photo.parts) bits.till = photo.start_of(part + 1);
+        bits.fill();
+        bits.left -= state & 31;
+        block = state >> 5 & 63;
+        place = state >> 11;
+        choice = photo.choices[block];
+        done = 0;
+    }
+
+    __device__ int state() const { return (bits.beyond - bits.left) | block << 5 | place << 11; }
+
+    // False where there is no such code, or it fills more places than the block has.
+    __device__ bool read_code(const Photo& photo) {
+        const int step = bits.step(photo.tables[place ? choice >> 4 : choice & 15]);
+        place += step;
+        if (place < 64) return step > 0;
+        const bool fits = place == 64 || place > LAST_STEP;
+        block = block + 1 < photo.blocks_of_unit ? block + 1 : 0;
+        choice = photo.choices[block];
+        place = 0;
+        done++;
+        return fits;
+    }
+};
 
 __device__ bool read_codes(const unsigned char* at, const unsigned char* end, Codes* tables) {
     while (at < end) {
@@ -153,7 +235,7 @@ __device__ bool read_codes(const unsigned char* at, const unsigned char* end, Co
                 for (int i = 0; length <= 8 && i < 1 << (8 - length); i++)
                     codes.fast[(code << (8 - length)) + i] = (unsigned short)step;
             }
-            codes.limits[length] = code;
+            codes.limits[length] = code << (16 - length);
         }
         at = values + place;
     }
@@ -166,25 +248,11 @@ __device__ int read_quanta(const unsigned char* at, const unsigned char* end) {
     return at == end ? found : -1;
 }
 
-__device__ bool read_block(Bits& bits, const Codes& first, const Codes& others) {
-    if (!bits.step(first)) return false;
-    for (int place = 1; place < 64;) {
-        const int step = bits.step(others);
-        if (step == LAST_STEP) break;
-        place += step;
-        if (step == 0 || place > 64) return false;
-    }
-    return true;
-}
-
-__device__ bool is_at_end(const Bits& bits) {
-    const int real = bits.left - bits.missing;
-    return real >= 0 && real < 8 && bits.is_at_marker();
-}
-
-__device__ bool is_whole(const unsigned char* data, long long size, Codes* tables) {
+__device__ bool read_header(const unsigned char* data, long long size, Photo& photo) {
     const unsigned char *at = data + 2, *end = data + size, *frame = 0;
-    int interval = 0, quanta = 0;
+    Codes* tables = photo.tables;
+    int quanta = 0;
+    photo.interval = 0;
     for (int i = 0; i < 4; i++) tables[i].is_there = false;
     for (;;) {
         if (at + 4 > end || at[0] != 0xFF) return false;
@@ -195,55 +263,127 @@ __device__ bool is_whole(const unsigned char* data, long long size, Codes* table
         if (marker == 0xC4 && !read_codes(content, following, tables)) return false;
         if (marker == 0xDB) quanta |= read_quanta(content, following);
         if (marker == 0xC0 && content + 15 <= following) frame = content;
-        if (marker == 0xDD && content + 2 <= following) interval = content[0] << 8 | content[1];
+        if (marker == 0xDD && content + 2 <= following) photo.interval = content[0] << 8 | content[1];
         at = following;
         if (marker == 0xDA) {
             if (!frame || content + 10 > end || content[0] != 3 || frame[5] != 3) return false;
             if (quanta < 0 || content[7] != 0 || content[8] != 63 || content[9] != 0) return false;
-            int across = 1, down = 1, blocks[3], chosen[3];
+            int across = 1, down = 1, blocks = 0;
             for (int c = 0; c < 3; c++) {
                 const unsigned char* component = frame + 6 + 3 * c;
                 const int wide = component[1] >> 4, high = component[1] & 15, both = content[2 + 2 * c];
                 if (component[0] != content[1 + 2 * c] || (both & 0xEE)) return false;
                 if (wide < 1 || wide > 4 || high < 1 || high > 4) return false;
                 if (component[2] > 3 || !(quanta >> component[2] & 1)) return false;
-                blocks[c] = wide * high;
-                chosen[c] = both;
                 if (!tables[both >> 4].is_there || !tables[2 + (both & 1)].is_there) return false;
+                for (int n = 0; n < wide * high; n++) photo.choices[blocks++] = both >> 4 | (2 + (both & 1)) << 4;
                 if (wide > across) across = wide;
                 if (high > down) down = high;
             }
             const int height = frame[1] << 8 | frame[2], width = frame[3] << 8 | frame[4];
             const int units = ((width + 8 * across - 1) / (8 * across)) * ((height + 8 * down - 1) / (8 * down));
-            Bits bits = {at, end, 0, 0, 0};
-            for (int unit = 0; unit < units; unit++) {
-                if (interval && unit && unit % interval == 0) {
-                    if (!is_at_end(bits) || bits.at + 1 >= end) return false;
-                    if (bits.at[1] != 0xD0 + (unit / interval - 1) % 8) return false;
-                    const Bits next = {bits.at + 2, end, 0, 0, 0};
-                    bits = next;
-                }
-                for (int c = 0; c < 3; c++)
-                    for (int n = 0; n < blocks[c]; n++)
-                        if (!read_block(bits, tables[chosen[c] >> 4], tables[2 + (chosen[c] & 1)])) return false;
-                if (bits.left < bits.missing) return false;
-            }
-            return is_at_end(bits) && bits.at + 2 == end && bits.at[1] == 0xD9;
+            photo.scan = at;
+            photo.end = end;
+            photo.blocks_of_unit = blocks;
+            photo.blocks = units * blocks;
+            // Photos with restarts are rare: one lane reads them, and the small ones.
+            const long long parts = (end - 4 - at) / (LANES * LEAST_BYTES);
+            const bool has_restarts = photo.interval && photo.interval < units;
+            photo.parts = has_restarts || parts < 0 ? 0 : (int)min(parts, (long long)MOST_PARTS);
+            return true;
         }
     }
+}
+
+// Read the piece of a lane from a state, as far as its parts were not read from the same one before.
+__device__ void read_piece(Photo& photo, int lane, int state) {
+    int part = lane * photo.parts;
+    const int last = part + photo.parts - 1;
+    photo.assumed[part] = state;
+    Reader reader(photo, part, state);
+    // One loop over the codes of all parts: lanes do not wait for each other at the end of a part.
+    for (;;) {
+        const bool is_code = reader.read_code(photo);
+        const Bits& bits = reader.bits;
+        if (is_code && bits.left > bits.beyond) continue;
+        // The part is read, or there is no sense in it. A marker before the end of the scan is damage, whoever sees it.
+        const bool is_good = is_code && bits.left >= bits.missing && bits.at >= bits.till;
+        photo.found[part] = is_good ? reader.done : -1;
+        state = is_good ? reader.state() : 0;
+        if (part++ == last) break;
+        if (photo.assumed[part] == state) return;
+        photo.assumed[part] = state;
+        reader = Reader(photo, part, state);
+    }
+    photo.ends[lane] = state;
+}
+
+__device__ void read_pieces(Photo& photo) {
+    EACH_LANE {
+        for (int part = 0; part < photo.parts; part++) photo.assumed[lane * photo.parts + part] = UNREAD;
+    }
+    for (int round = 1; photo.changed == round - 1; round++) {
+        EACH_LANE { photo.begins[lane] = lane ? photo.ends[lane - 1] : 0; }
+        EACH_LANE {
+            if (photo.assumed[lane * photo.parts] != photo.begins[lane]) {
+                photo.changed = round;
+                read_piece(photo, lane, photo.begins[lane]);
+            }
+        }
+    }
+}
+
+__device__ bool is_at_end(const Bits& bits) {
+    const int real = bits.left - bits.missing;
+    return real >= 0 && real < 8 && bits.is_at_marker();
+}
+
+// Read what comes after all parts, or the whole scan where there are none: all blocks that remain, and no more.
+__device__ bool is_whole(const Photo& photo) {
+    const int parts = LANES * photo.parts;
+    long long done = 0;
+    for (int part = 0; part < parts; part++) {
+        if (photo.found[part] < 0) return false;
+        done += photo.found[part];
+    }
+    Reader reader(photo, parts, photo.ends[LANES - 1]);
+    Bits& bits = reader.bits;
+    if (done > photo.blocks || (done == photo.blocks && reader.place)) return false;
+    for (int unit = 0; done + reader.done < photo.blocks;) {
+        if (photo.interval && !reader.place && !reader.block) {
+            if (unit && unit % photo.interval == 0) {
+                if (!is_at_end(bits) || bits.at + 1 >= bits.end) return false;
+                if (bits.at[1] != 0xD0 + (unit / photo.interval - 1) % 8) return false;
+                const Bits next = {bits.at + 2, bits.end, bits.end, 0, 0, 0, 0};
+                bits = next;
+            }
+            unit++;
+        }
+        if (!reader.read_code(photo) || bits.left < bits.missing) return false;
+    }
+    return is_at_end(bits) && bits.at + 2 == bits.end && bits.at[1] == 0xD9;
 }
 
 extern "C" __global__ void check(const unsigned char* rows, const long long* places, const long long* sizes,
                                  long long row_bytes, unsigned char* found, int photos) {
     extern __shared__ unsigned char memory[];
-    const int warp = threadIdx.x / 32, photo = blockIdx.x * (blockDim.x / 32) + warp;
-    if (threadIdx.x % 32 || photo >= photos) return;
-    Codes* tables = (Codes*)memory + 4 * warp;  // two for the first number of a block, two for the others
-    found[photo] = is_whole(rows + places[photo] * row_bytes, sizes[photo], tables);
+    const int warp = threadIdx.x / 32, number = blockIdx.x * (blockDim.x / 32) + warp;
+    if (number >= photos) return;
+    Photo& photo = ((Photo*)memory)[warp];
+    EACH_LANE {
+        photo.ends[lane] = 0;
+        if (lane == 0) {
+            photo.changed = photo.parts = 0;
+            found[number] = read_header(rows + places[number] * row_bytes, sizes[number], photo);
+        }
+    }
+    if (photo.parts) read_pieces(photo);
+    EACH_LANE {
+        if (lane == 0 && found[number]) found[number] = is_whole(photo);
+    }
 }
 """
-CHECKED_AT_ONCE = 24
-"""Photos of a block of threads. One thread of each warp works, and as many photos as there is room for share a
-multiprocessor: so the model, which runs meanwhile, keeps most of the others for itself."""
-CHECK_BYTES = CHECKED_AT_ONCE * 4 * 908
-"""Shared memory of such a block: four tables of codes for each photo."""
+CHECKED_AT_ONCE = 8
+"""Photos of a block of threads, a warp for each."""
+CHECK_BYTES = CHECKED_AT_ONCE * 6024
+"""Shared memory of such a block: what is known of each photo."""
