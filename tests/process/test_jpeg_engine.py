@@ -128,9 +128,9 @@ def test_all_damage_that_libjpeg_sees_is_seen_on_the_gpu_before(tmp_path: Path) 
 
 
 def varied_jpegs(count: int) -> Iterator[bytes]:
-    """In all samplings that the engine gets, with restarts and without."""
-    for photo in jpegs(count):
-        pixels = simplejpeg.decode_jpeg(photo)
+    """In all samplings that the engine gets, with restarts and without; smooth ones, and one with many codes."""
+    grain = np.random.default_rng(0).integers(0, 256, (88, 96, 3), dtype=np.uint8)
+    for pixels in (*map(simplejpeg.decode_jpeg, jpegs(count)), grain):
         for sampling in ("444", "422", "420"):
             yield bytes(simplejpeg.encode_jpeg(pixels, quality=90, colorsubsampling=sampling))
         for blocks in (1, 5):

@@ -76,8 +76,8 @@ CHECK = r"""
 // then again from where the lane before it ended, if that is not what it had guessed, until nothing changes. After
 // each such round one more lane is certainly right; mostly all of them are after two or three.
 //
-// A phase of work is written as EACH_LANE { ... }. What goes from one phase to the next lies in shared memory, and a lane
-// reads there only what others wrote in earlier phases: so tests can run the lanes of a phase one after the other.
+// A phase of work is written as EACH_LANE { ... }. What goes from one phase to the next lies in shared memory, and a
+// lane reads there only what others wrote in earlier phases: so tests can run the lanes of a phase one by one.
 #ifndef EACH_LANE
 #define EACH_LANE for (int lane = threadIdx.x % 32, is_new = 1; is_new; is_new = 0, __syncwarp())
 #endif
@@ -112,7 +112,7 @@ struct Bits {
     unsigned long long buffer;
     int left;  // bits in the buffer
     int missing;  // how many zeros were put there as there was nothing more to read
-    int beyond;  // how many of them lie beyond `till`, or are missing
+    int beyond;  // how many bits of the buffer come after `till`, or are missing
 
     __device__ bool is_at_marker() const { return at + 1 >= end || (at[0] == 0xFF && at[1] != 0); }
 
@@ -155,8 +155,10 @@ struct Bits {
     }
 };
 
-const int LANES = 32, MOST_PARTS = 8;  // parts of the piece of a lane
-const int LEAST_BYTES = 32;  // of a part: more than what a lane has read ahead
+// The piece of a lane has parts, and ends in the same state as before where one of its parts begins in the same state
+// as before: so it is read again only up to there.
+const int LANES = 32, MOST_PARTS = 8;
+const int LEAST_BYTES = 32;  // of a part: more than what is read ahead
 const int UNREAD = -1;  // no state
 
 struct Photo {
@@ -167,31 +169,25 @@ struct Photo {
     int changed;  // the last round in which a lane read
     unsigned char choices[48];  // which tables are for a block of a unit: for its first number, and << 4 for the others
     int begins[LANES], ends[LANES];  // states at the beginning and the end of the piece of each lane
+    int starts[LANES * MOST_PARTS + 1];  // the first byte of each part, and of what comes after all of them
     int assumed[LANES * MOST_PARTS];  // the state that each part was last read from
-    int found[LANES * MOST_PARTS];  // how many blocks end in a part; -1: it is damaged if it was read from the right state
-
-    // The first byte of a part, never the 0 that belongs to a 0xFF. After the last part there is at least one byte of
-    // codes: if all blocks end in parts, those are too few for the scan.
-    __device__ const unsigned char* start_of(int part) const {
-        if (part == 0) return scan;
-        const unsigned char* at = scan + (end - 4 - scan) * part / (LANES * parts);
-        return at[0] == 0 && at[-1] == 0xFF ? at + 1 : at;
-    }
+    int found[LANES * MOST_PARTS];  // how many blocks end in each; -1: damage, if it was read from the right state
 };
 
-static_assert(sizeof(Photo) == 6024, "see CHECK_BYTES");
+static_assert(sizeof(Photo) == 7048, "see CHECK_BYTES");
 
-// Who reads codes. Its state where a part begins is a number: how many bits of the part belong to the code before, the
-// block's number in its unit, and the place in the block. 0 is the true one of the first part, and the guess for others.
+// Its state where a part begins is a number: how many bits of the part belong to the code before, which block of a unit
+// it is in, and at which place of that. 0 is the true one of the first part, and the guess for others.
 struct Reader {
     Bits bits;
     int block, place, choice;
     int done;  // blocks
 
     __device__ Reader(const Photo& photo, int part, int state) {
-        const Bits fresh = {photo.start_of(part), photo.end, photo.end, 0, 0, 0, 0};
+        const bool is_part = part < LANES * photo.parts;
+        const unsigned char* till = is_part ? photo.scan + photo.starts[part + 1] : photo.end;
+        const Bits fresh = {photo.scan + photo.starts[part], photo.end, till, 0, 0, 0, 0};
         bits = fresh;
-        if (part < LANES * photo.parts) bits.till = photo.start_of(part + 1);
         bits.fill();
         bits.left -= state & 31;
         block = state >> 5 & 63;
@@ -202,17 +198,18 @@ struct Reader {
 
     __device__ int state() const { return (bits.beyond - bits.left) | block << 5 | place << 11; }
 
-    // False where there is no such code, or it fills more places than the block has.
+    // False where there is no such code, or it fills more places than the block has: then a unit begins, at a guess.
     __device__ bool read_code(const Photo& photo) {
         const int step = bits.step(photo.tables[place ? choice >> 4 : choice & 15]);
         place += step;
-        if (place < 64) return step > 0;
-        const bool fits = place == 64 || place > LAST_STEP;
-        block = block + 1 < photo.blocks_of_unit ? block + 1 : 0;
+        if (step && place < 64) return true;
+        const bool is_end = place == 64 || place > LAST_STEP;
+        bits.left -= step == 0;
+        block = is_end && block + 1 < photo.blocks_of_unit ? block + 1 : 0;
         choice = photo.choices[block];
         place = 0;
         done++;
-        return fits;
+        return is_end;
     }
 };
 
@@ -289,7 +286,7 @@ __device__ bool read_header(const unsigned char* data, long long size, Photo& ph
             // Photos with restarts are rare: one lane reads them, and the small ones.
             const long long parts = (end - 4 - at) / (LANES * LEAST_BYTES);
             const bool has_restarts = photo.interval && photo.interval < units;
-            photo.parts = has_restarts || parts < 0 ? 0 : (int)min(parts, (long long)MOST_PARTS);
+            photo.parts = has_restarts ? 0 : (int)min(parts, (long long)MOST_PARTS);
             return true;
         }
     }
@@ -301,32 +298,43 @@ __device__ void read_piece(Photo& photo, int lane, int state) {
     const int last = part + photo.parts - 1;
     photo.assumed[part] = state;
     Reader reader(photo, part, state);
+    bool is_good = true;
     // One loop over the codes of all parts: lanes do not wait for each other at the end of a part.
     for (;;) {
-        const bool is_code = reader.read_code(photo);
+        // What makes no sense is damage, or the guess was wrong: reading on makes another one.
+        is_good &= reader.read_code(photo);
         const Bits& bits = reader.bits;
-        if (is_code && bits.left > bits.beyond) continue;
-        // The part is read, or there is no sense in it. A marker before the end of the scan is damage, whoever sees it.
-        const bool is_good = is_code && bits.left >= bits.missing && bits.at >= bits.till;
-        photo.found[part] = is_good ? reader.done : -1;
-        state = is_good ? reader.state() : 0;
+        if (bits.left > bits.beyond) continue;
+        // A marker before the end of the scan is damage, whoever sees it.
+        const bool is_there = bits.at >= bits.till;
+        photo.found[part] = is_good && is_there ? reader.done : -1;
+        state = is_there ? reader.state() : 0;
         if (part++ == last) break;
         if (photo.assumed[part] == state) return;
         photo.assumed[part] = state;
         reader = Reader(photo, part, state);
+        is_good = true;
     }
     photo.ends[lane] = state;
 }
 
 __device__ void read_pieces(Photo& photo) {
     EACH_LANE {
-        for (int part = 0; part < photo.parts; part++) photo.assumed[lane * photo.parts + part] = UNREAD;
+        // At least the last byte of the codes is in no part: the last block of a whole photo ends in that byte, so who
+        // reads parts cannot read beyond it.
+        const long long bytes = photo.end - 4 - photo.scan, parts = LANES * photo.parts;
+        for (int part = lane * photo.parts; part < (lane + 1) * photo.parts; part++) {
+            const int start = (int)(bytes * (part + 1) / parts);
+            const unsigned char* at = photo.scan + start;
+            photo.starts[part + 1] = start + (at[0] == 0 && at[-1] == 0xFF);  // such a 0 belongs to the byte before
+            photo.assumed[part] = UNREAD;
+        }
     }
     for (int round = 1; photo.changed == round - 1; round++) {
         EACH_LANE { photo.begins[lane] = lane ? photo.ends[lane - 1] : 0; }
         EACH_LANE {
             if (photo.assumed[lane * photo.parts] != photo.begins[lane]) {
-                photo.changed = round;
+                photo.changed = round;  // whoever writes it writes the same
                 read_piece(photo, lane, photo.begins[lane]);
             }
         }
@@ -373,7 +381,7 @@ extern "C" __global__ void check(const unsigned char* rows, const long long* pla
     EACH_LANE {
         photo.ends[lane] = 0;
         if (lane == 0) {
-            photo.changed = photo.parts = 0;
+            photo.changed = photo.parts = photo.starts[0] = 0;
             found[number] = read_header(rows + places[number] * row_bytes, sizes[number], photo);
         }
     }
@@ -385,5 +393,5 @@ extern "C" __global__ void check(const unsigned char* rows, const long long* pla
 """
 CHECKED_AT_ONCE = 8
 """Photos of a block of threads, a warp for each."""
-CHECK_BYTES = CHECKED_AT_ONCE * 6024
+CHECK_BYTES = CHECKED_AT_ONCE * 7048
 """Shared memory of such a block: what is known of each photo."""
