@@ -63,9 +63,10 @@ def opened(rendition: Rendition) -> JpegEngine:
 
 def decoded(engine: JpegEngine, data: list[bytes]) -> list[Any]:
     """Pixels before resizing; None where the engine gives none."""
-    images = engine._decode([engine._codec.CodeStream(np.frombuffer(each, np.uint8)) for each in data])
-    engine._stream.synchronize()
-    return [None if image is None else engine._cupy.asarray(image).get() for image in images]
+    with engine.line() as line:
+        images = line.decode([engine._codec.CodeStream(np.frombuffer(each, np.uint8)) for each in data])
+        line.stream.synchronize()
+        return [None if image is None else engine._cupy.asarray(image).get() for image in images]
 
 
 def show_pixels(data: list[bytes]) -> None:
@@ -179,19 +180,19 @@ def parts_of(engine: JpegEngine, rows: Any, sizes: Any, count: int) -> dict[str,
     """Milliseconds of the steps of one call to the engine."""
     rows, sizes, places = rows[:count], sizes[:count], np.arange(count)
     pixels = engine._cupy.empty(rows.shape, np.uint8)
+    with engine.line() as line:
 
-    def finished(call: Callable[[], Any]) -> Any:
-        with engine._stream:
+        def finished(call: Callable[[], Any]) -> Any:
             made = call()
-        engine._stream.synchronize()
-        return made
+            line.stream.synchronize()
+            return made
 
-    upload_s, _ = timed(lambda: finished(lambda: pixels.set(rows, stream=engine._stream)))
-    check_s, _ = timed(lambda: engine._put_and_look(rows, pixels, places, sizes))
-    views = [row.reshape(-1)[:size] for row, size in zip(rows, sizes, strict=True)]
-    stream_s, streams = timed(lambda: [engine._codec.CodeStream(each) for each in views])
-    decode_s, images = timed(lambda: finished(lambda: engine._decode(streams)))
-    resize_s, _ = timed(lambda: finished(lambda: engine._resize(images, places, pixels)))
+        upload_s, _ = timed(lambda: finished(lambda: pixels.set(rows, stream=line.stream)))
+        check_s, _ = timed(lambda: engine.put_and_look(line, rows, pixels, places, sizes))
+        views = [row.reshape(-1)[:size] for row, size in zip(rows, sizes, strict=True)]
+        stream_s, streams = timed(lambda: [engine._codec.CodeStream(each) for each in views])
+        decode_s, images = timed(lambda: finished(lambda: line.decode(streams)))
+        resize_s, _ = timed(lambda: engine.resize(line, images, places, pixels))
     return {
         "upload": upload_s,
         "upload and check": check_s,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import random
 import shutil
 from collections.abc import Iterator
@@ -64,6 +65,10 @@ def stowed(photos: list[bytes], room: tuple[int, int]) -> tuple[Array, Array]:
     return rows, np.array([len(photo) for photo in photos])
 
 
+EXACT = ("pillow", "opencv") if platform.machine() == "x86_64" else ("pillow",)
+"""Of these the pixels are the same to the bit. OpenCV for Arm resizes with Arm's own code, which rounds otherwise."""
+
+
 @needs_compiler
 def test_photos_are_resized_as_loaders_do_it_in_all_modes(tmp_path: Path) -> None:
     photos, room = jpegs(6), (64, 48)
@@ -72,7 +77,7 @@ def test_photos_are_resized_as_loaders_do_it_in_all_modes(tmp_path: Path) -> Non
             rendition = Rendition(resize, interpolation, engine_share=1.0)
             rows, bad = host_engine(tmp_path, rendition, Codec()).decode(*stowed(photos, room), len(photos))
             assert not bad
-            most = 1 if rendition.library == "keras" else 0
+            most = 0 if rendition.library in EXACT else 1
             far = np.abs(rows.on_host().astype(int) - by_loader(photos, rendition, room))
             assert far.max() <= most, (resize, interpolation)
 
@@ -119,7 +124,8 @@ def test_all_damage_that_libjpeg_sees_is_seen_on_the_gpu_before(tmp_path: Path) 
     for photos in (whole, damaged):
         rows, sizes = stowed(photos, room)
         pixels = np.empty_like(rows).view(Pixels)
-        is_whole.append(engine._put_and_look(rows, pixels, np.arange(len(photos)), sizes))
+        with engine.line() as line:
+            is_whole.append(engine.put_and_look(line, rows, pixels, np.arange(len(photos)), sizes))
     assert is_whole[0].all()
     failed = np.array([not is_read(photo) for photo in damaged])
     assert failed.sum() > 300

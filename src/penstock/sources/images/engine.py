@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import threading
-from collections.abc import Callable, Sequence
+import queue
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -96,19 +97,11 @@ class JpegEngine:
     """The live engine, on the only GPU of this process."""
 
     def __init__(self, cupy: Any, codec: Any, rendition: Rendition) -> None:
-        # Images must be gone before the decoder and its stream are, else the process dies: they go in this order.
-        self._images: list[Any] = []
-        backends = [codec.Backend(codec.BackendKind.HW_GPU_ONLY)]
-        # As libjpeg does it, colours between two samples are interpolated.
-        options = ":fancy_upsampling=1"
-        self._decoder = codec.Decoder(max_num_cpu_threads=CPU_THREADS, backends=backends, options=options)
-        self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._turn = threading.Lock()  # of the decoder, its stream and its images
-        self._of_thread = threading.local()
-        self._params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
         self._cupy, self._codec, self._rendition = cupy, codec, rendition
         self._check, self._kernel = cupy.RawKernel(CHECK, "check"), cupy.RawKernel(RESIZE, "resize")
         self._check.max_dynamic_shared_size_bytes = CHECK_BYTES
+        self._idle: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        self._memory_of = cupy.cuda.Stream(non_blocking=True)
 
     def can_decode(self) -> bool:
         """Whether it decodes a picture: a GPU without an engine gives none. All that runs in a job runs once."""
@@ -117,16 +110,33 @@ class JpegEngine:
         rows = np.zeros((1, *picture.shape), np.uint8)
         rows.reshape(-1)[: len(data)] = data
         self.decode(rows, np.array([len(data)]), 1)
-        return self._decode([self._codec.CodeStream(data)])[0] is not None
+        with self.line() as line:
+            return line.decode([self._codec.CodeStream(data)])[0] is not None
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         """See `core.decoding.Decoder`."""
         return self._within_memory(lambda: self._decode_batch(rows, encoded, real))
 
     def reserve(self, shape: tuple[int, ...], batches: int) -> None:
-        """See `core.decoding.Decoder`. CuPy keeps what is freed for the stream that it was taken on."""
-        with self._stream:
-            self._within_memory(lambda: [self._cupy.empty(shape, self._cupy.uint8) for _ in range(batches)])
+        """See `core.decoding.Decoder`."""
+        self._within_memory(lambda: [self._room(shape) for _ in range(batches)])
+
+    @contextmanager
+    def line(self) -> Iterator[Line]:
+        """A line for one batch, of those that no other thread has now, or a new one."""
+        try:
+            line = self._idle.get_nowait()
+        except queue.Empty:
+            line = Line(self._cupy, self._codec)
+        try:
+            yield line
+        finally:
+            self._idle.put(line)
+
+    def _room(self, shape: tuple[int, ...]) -> Any:
+        # CuPy keeps what is freed for the stream that it was taken on, and any line may take what another has left.
+        with self._memory_of:
+            return self._cupy.empty(shape, self._cupy.uint8)
 
     def _within_memory(self, run: Callable[[], T]) -> T:
         try:
@@ -136,65 +146,56 @@ class JpegEngine:
             if short is None:
                 raise
         # Outside the except block: the traceback of the error holds what is on the GPU.
-        with self._turn:
-            self._images = []
+        for _ in range(self._idle.qsize()):
+            with self.line() as line:
+                line.images = []
         self._cupy.get_default_memory_pool().free_all_blocks()
         raise short
 
     def _decode_batch(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         bad = BadRows()
         places = np.flatnonzero(encoded[:real])
-        with self._stream:
-            pixels = self._cupy.empty(rows.shape, self._cupy.uint8)
-        # All of it in one copy: what is encoded is looked through, and then overwritten.
-        is_whole = self._put_and_look(rows, pixels, places, encoded[places])
-        for place in places[~is_whole].tolist():
-            self._decode_here(_bytes_of(rows, encoded, place), place, pixels, self._own_stream(), bad)
-        self._own_stream().synchronize()
-        whole = places[is_whole]
-        with self._turn, self._stream:
+        pixels = self._room(rows.shape)
+        with self.line() as line, line.stream:
+            # All of it in one copy: what is encoded is looked through, and then overwritten.
+            is_whole = self.put_and_look(line, rows, pixels, places, encoded[places])
+            for place in places[~is_whole].tolist():
+                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, line, bad)
+            whole = places[is_whole]
             for start in range(0, len(whole), AT_ONCE):
-                self._decode_some(rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
+                self._decode_some(line, rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
             if real < len(rows):
                 pixels[real:] = pixels[real - 1]
-            self._stream.synchronize()
+            line.stream.synchronize()
         return OnDevice(pixels, pixels.get), bad
 
-    def _put_and_look(self, rows: Array, pixels: Any, places: Array, sizes: Array) -> Array:
+    def put_and_look(self, line: Line, rows: Array, pixels: Any, places: Array, sizes: Array) -> Array:
         """Copy rows to the GPU, and find which photos have no damage that libjpeg would see: an engine gives pixels of
-        all. This takes longer than decoding, on other parts of the GPU: so the engine decodes another batch meanwhile.
-        """
-        own = self._own_stream()
-        with own:
+        all."""
+        with line.stream:
             # Where memory is short for these, no copy may be under way into pixels that are let go of.
             found = self._cupy.empty(len(places), self._cupy.uint8)
             photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
-            pixels.set(rows, stream=own)
+            pixels.set(rows, stream=line.stream)
             if len(places):
                 arguments = (pixels, *photos, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
                 blocks = -(-len(places) // CHECKED_AT_ONCE)
                 self._check((blocks,), (32 * CHECKED_AT_ONCE,), arguments, shared_mem=CHECK_BYTES)
-            own.synchronize()
+            line.stream.synchronize()
             return np.asarray(found.get(), bool)
 
-    def _own_stream(self) -> Any:
-        """The stream of this thread."""
-        if not hasattr(self._of_thread, "stream"):
-            self._of_thread.stream = self._cupy.cuda.Stream(non_blocking=True)
-        return self._of_thread.stream
-
-    def _decode_some(self, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
+    def _decode_some(self, line: Line, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
         streams = [self._codec.CodeStream(_bytes_of(rows, encoded, place)) for place in places.tolist()]
-        images = self._decode(streams)
+        images = line.decode(streams)
         done = [nth for nth, image in enumerate(images) if image is not None]
         if done:
-            self._resize([images[nth] for nth in done], places[done], pixels)
+            self.resize(line, [images[nth] for nth in done], places[done], pixels)
         for nth, image in enumerate(images):
             if image is None:
                 place = int(places[nth])
-                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, self._stream, bad)
+                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, line, bad)
 
-    def _decode_here(self, data: Array, place: int, pixels: Any, stream: Any, bad: BadRows) -> None:
+    def _decode_here(self, data: Array, place: int, pixels: Any, line: Line, bad: BadRows) -> None:
         """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
         row = np.zeros(pixels.shape[1:], np.uint8)
         try:
@@ -204,34 +205,17 @@ class JpegEngine:
         except Exception as error:
             bad.blame(place, error)
             row[:] = 0
-        pixels[place].set(row, stream=stream)
+        pixels[place].set(row, stream=line.stream)
 
-    def _decode(self, streams: Sequence[Any]) -> list[Any]:
-        """An image of the GPU for each; None where the engine gives none."""
-        options = {"params": self._params, "cuda_stream": self._stream.ptr}
-        if len(self._images) < len(streams):
-            self._images = []
-            images = self._decoder.decode(streams, **options)
-            self._images = images if None not in images else []
-        else:
-            images = self._decoder.decode(streams, images=self._images[: len(streams)], **options)
-        if None in images and len(images) > 1:
-            # One that it does not take may cost others that came with it: each once more, alone.
-            pairs = zip(images, streams, strict=True)
-            images = [image if image is not None else self._alone(stream) for image, stream in pairs]
-        return list(images)
-
-    def _alone(self, stream: Any) -> Any:
-        return self._decoder.decode([stream], params=self._params, cuda_stream=self._stream.ptr)[0]
-
-    def _resize(self, images: Sequence[Any], places: Array, pixels: Any) -> None:
+    def resize(self, line: Line, images: Sequence[Any], places: Array, pixels: Any) -> None:
         room: Size = (int(pixels.shape[1]), int(pixels.shape[2]))
         table, words = self._table(images, places, room)
         grid = (-(-room[1] // _SIDES[0]), -(-room[0] // _SIDES[1]), len(images))
-        arguments = (self._cupy.asarray(table), self._cupy.asarray(words), pixels, *map(np.int32, room))
-        self._kernel(grid, _SIDES, arguments)
+        with line.stream:
+            arguments = (self._cupy.asarray(table), self._cupy.asarray(words), pixels, *map(np.int32, room))
+            self._kernel(grid, _SIDES, arguments)
         # The next images are decoded into the memory of these.
-        self._stream.synchronize()
+        line.stream.synchronize()
 
     def _table(self, images: Sequence[Any], places: Array, room: Size) -> tuple[Array, Array]:
         """What the kernel reads: the weights of all sizes, and 12 numbers of each image: its address and stride, 4 for
@@ -257,6 +241,42 @@ class JpegEngine:
             stride = strides[0] if strides else width * 3
             table.append([interface["data"][0], stride, *placed[height, width], place])
         return np.array(table, np.int64), np.concatenate(words)
+
+
+class Line:
+    """What one batch at a time is decoded with: a decoder, its stream, and images that are used again and again.
+
+    A decoder has the engine work on about 14 photos at once, and turns the colours of each by a kernel, which waits for
+    its turn between those of the model: two lines are much faster than one beside a model, and no faster alone.
+    """
+
+    def __init__(self, cupy: Any, codec: Any) -> None:
+        # Images must be gone before the decoder and its stream are, else the process dies: they go in this order.
+        self.images: list[Any] = []
+        backends = [codec.Backend(codec.BackendKind.HW_GPU_ONLY)]
+        # As libjpeg does it, colours between two samples are interpolated.
+        options = ":fancy_upsampling=1"
+        self._decoder = codec.Decoder(max_num_cpu_threads=CPU_THREADS, backends=backends, options=options)
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+        params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
+        self._options = {"params": params, "cuda_stream": self.stream.ptr}
+
+    def decode(self, streams: Sequence[Any]) -> list[Any]:
+        """An image of the GPU for each; None where the engine gives none."""
+        if len(self.images) < len(streams):
+            self.images = []
+            images = self._decoder.decode(streams, **self._options)
+            self.images = images if None not in images else []
+        else:
+            images = self._decoder.decode(streams, images=self.images[: len(streams)], **self._options)
+        if None in images and len(images) > 1:
+            # One that it does not take may cost others that came with it: each once more, alone.
+            pairs = zip(images, streams, strict=True)
+            images = [image if image is not None else self._alone(stream) for image, stream in pairs]
+        return list(images)
+
+    def _alone(self, stream: Any) -> Any:
+        return self._decoder.decode([stream], **self._options)[0]
 
 
 def _bytes_of(rows: Array, encoded: Array, place: int) -> Array:
