@@ -37,6 +37,17 @@ def test_every_runtime_gives_its_process_the_device_by_its_uuid() -> None:
         assert runtime.environment(Device("cpu", 0), 1)["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
+def test_streams_of_a_gpu_have_queues_of_their_own_unless_the_user_says_how_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    monkeypatch.delenv(name, raising=False)
+    assert JaxRuntime().environment(GPU, 2)[name] == "32"
+    assert name not in JaxRuntime().environment(Device("cpu", 0), 2)
+    monkeypatch.setenv(name, "1")
+    assert TensorFlowRuntime().environment(GPU, 2)[name] == "1"
+
+
 def test_no_runtime_reports_home_what_is_run() -> None:
     assert OnnxRuntime().environment(Device("cpu", 0), 1)["ORT_DISABLE_TELEMETRY"] == "1"
 

@@ -124,7 +124,7 @@ class LoaderPool:
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
         """Ask the first loader what the user's function gives. `learnt` has the answer when it has come."""
         self._learning = Learn(source, preprocess, sample)
-        self._start()
+        self._tell(self._start())
 
     @property
     def learnt(self) -> Preprocess | None:
@@ -144,8 +144,9 @@ class LoaderPool:
 
     def resize(self, count: int) -> None:
         """Have so many loaders: start new ones, or let the last ones finish what they have and go."""
-        while self.count < count:
-            self._start()
+        # What is large waits until its process runs and takes it: all of them start before the first is told anything.
+        for loader in [self._start() for _ in range(self.count, count)]:
+            self._tell(loader)
         active = [loader for loader in self._loaders.values() if not loader.is_retiring]
         for loader in active[count:]:
             loader.is_retiring = True
@@ -250,12 +251,16 @@ class LoaderPool:
             loader.close()
         self._loaders.clear()
 
-    def _start(self) -> None:
+    def _start(self) -> _Loader:
         number, self._next_number = self._next_number, self._next_number + 1
         near = self._launch.near
         num_bound = sum(loader.is_bound for loader in self._loaders.values())
         cores = near.of_loaders if num_bound < near.most_loaders else ANY
         loader = self._loaders[number] = _Loader(number, self._launch, cores)
+        return loader
+
+    def _tell(self, loader: _Loader) -> None:
+        """What a new loader works for."""
         if self._learning is not None:
             left_out = (*self._poisoned_of(self._learning.sample).values(), *self._untried)
             loader.send(replace(self._learning, poisoned=left_out))
@@ -314,7 +319,7 @@ class LoaderPool:
         indices = [span.index for span in again]
         self._launch.note(f"loader {loader.number} {how}; spans {indices} are loaded again")
         if not loader.is_retiring:
-            self._start()
+            self._tell(self._start())
         self._dispatch()
 
     def _suspect(self, loader: _Loader, how: str) -> None:

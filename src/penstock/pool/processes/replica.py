@@ -27,7 +27,7 @@ from penstock.core.protocols import Exporting, Noting, Registering, Replica, Tak
 from penstock.core.records import Array, Binding, Columns, Result, Span, Timings
 from penstock.core.reordering import answers
 from penstock.core.state import NONE
-from penstock.core.tracing import ANSWERS, FIRST_BATCHES, FIRST_ROWS, LANES, PROCESS, TRACE, Mark
+from penstock.core.tracing import ANSWERS, DECODER, FIRST_BATCHES, FIRST_ROWS, LANES, PROCESS, REGISTER, TRACE, Mark
 from penstock.errors import OutOfMemory
 from penstock.pool.decoding import AHEAD, BatchDecoder
 from penstock.pool.devices.memory import available_bytes
@@ -198,8 +198,11 @@ class ReplicaProcess:
         assert self._replica is not None
         assert self._keeper is not None
         with self._doing(FIRST_ROWS):
-            self._open_decoder(message)
-            more = self._decoded(self._first_batches(message), message.sample)
+            # Both take seconds with large batches on a GPU, and neither needs the other.
+            decoder = self._background.submit(self._open_decoder, message)
+            batches = self._first_batches(message)
+            self._decoder = decoder.result()
+            more = self._decoded(batches, message.sample)
             batch = next(more)
         self._room = self._room_of(batch, message)
         with self._doing(TRACE):
@@ -247,15 +250,16 @@ class ReplicaProcess:
         )
         return replace(prepared, state=state)
 
-    def _open_decoder(self, message: messages.Prepare) -> None:
-        """Start what decodes for this job; one that runs already goes on."""
+    def _open_decoder(self, message: messages.Prepare) -> BatchDecoder | None:
+        """What decodes for this job: one that runs already, or a new one."""
         kind = message.job.decoder
         if kind is None:
-            self._decoder = None
-        elif self._decoder is None or self._decoder.kind != kind:
-            takes_over = isinstance(self._replica, TakingOver) and self._replica.takes_over()
-            with _decoding():
-                self._decoder = BatchDecoder(kind, stays_on_device=takes_over)
+            return None
+        if self._decoder is not None and self._decoder.kind == kind:
+            return self._decoder
+        takes_over = isinstance(self._replica, TakingOver) and self._replica.takes_over()
+        with self._doing(DECODER), _decoding():
+            return BatchDecoder(kind, stays_on_device=takes_over)
 
     def _decoded(self, batches: Iterator[Batch], sample: Span) -> Iterator[Batch]:
         for batch in batches:
@@ -301,7 +305,8 @@ class ReplicaProcess:
         most = available_bytes() // _REGISTERED_SHARE
         if not isinstance(self._replica, Registering) or slots.count * slots.slot_bytes > most:
             return False
-        undo = self._replica.register(slots.memory)
+        with self._doing(REGISTER):
+            undo = self._replica.register(slots.memory)
         if undo is None:
             return False
         self._registered.append(undo)
