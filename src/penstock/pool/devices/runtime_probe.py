@@ -74,5 +74,5 @@ def _answer(process: subprocess.Popen[str]) -> int | str:
         return f"it did not answer within {_TIMEOUT_S} s"
     if process.returncode:
         lines = [line for line in err.strip().splitlines() if line.strip()]
-        return f"it does not import: {lines[-1] if lines else process.returncode}"
+        return f"it does not start: {lines[-1] if lines else process.returncode}"
     return int(json.loads(out.strip().splitlines()[-1]))

@@ -15,7 +15,7 @@ from penstock.core.records import STRING, Array, Columns, Device, ModelFile, Sha
 from penstock.errors import ModelError
 from penstock.runtimes.environment import does_not_start, pinned
 from penstock.runtimes.memory_limit import within_memory
-from penstock.runtimes.onnx.session import open_session, reason
+from penstock.runtimes.onnx.session import CUDA, TENSORRT, open_session, reason
 from penstock.runtimes.plain_inputs import (
     BFLOAT16,
     Declared,
@@ -259,13 +259,13 @@ def _from_value(value: Any) -> Array:
     return (bits.astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 
-_GPU_PROBE = "import onnxruntime as f; print(int('{}ExecutionProvider' in f.get_available_providers()))"
+_GPU_PROBE = "from penstock.runtimes.onnx.session import load_provider; print(int(load_provider('{}')))"
 RUNTIME = RuntimeEntry(
     OnnxRuntime,
     Package(("onnxruntime",) * 2, ("onnxruntime", "onnxruntime-gpu"), "pip install 'penstock[onnx]'"),
     rank={"cpu": 20, "gpu": 30},
     usual_gain={"images": 1.6, "sequences": 1.3, "tables": 1.5},
-    gpu_probe=_GPU_PROBE.format("CUDA"),
+    gpu_probe=_GPU_PROBE.format(CUDA),
     reads_steps=True,
 )
 RUNTIME_TENSORRT = RuntimeEntry(
@@ -274,7 +274,7 @@ RUNTIME_TENSORRT = RuntimeEntry(
     device_kinds=("gpu",),
     variant_of="onnx",
     rank={"gpu": 20},
-    gpu_probe=_GPU_PROBE.format("Tensorrt"),
+    gpu_probe=_GPU_PROBE.format(TENSORRT),
     compiles_each_size=True,
     reads_steps=True,
 )

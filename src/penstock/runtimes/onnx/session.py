@@ -1,5 +1,8 @@
 """Opens a session of onnxruntime with explicit threads, providers and precision; and says what its errors mean."""
 
+import contextlib
+import ctypes
+import importlib
 import os
 import re
 from typing import Any
@@ -77,8 +80,7 @@ def _providers(onnxruntime: Any, model: ModelFile, device: Device, has_tensorrt:
     available = onnxruntime.get_available_providers()
     if CUDA not in available or (has_tensorrt and TENSORRT not in available):
         raise _without_gpu(onnxruntime, device, has_tensorrt=CUDA in available)
-    if hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()  # CUDA and cuDNN from the packages that pip brought
+    _preload(onnxruntime, has_tensorrt)
     cuda: dict[str, Any] = {
         "device_id": 0,
         "arena_extend_strategy": "kSameAsRequested",
@@ -90,6 +92,34 @@ def _providers(onnxruntime: Any, model: ModelFile, device: Device, has_tensorrt:
         cuda["gpu_mem_limit"] = device.memory_limit
     tensorrt = [(TENSORRT, _tensorrt(model))] if has_tensorrt else []
     return [*tensorrt, (CUDA, cuda), "CPUExecutionProvider"]
+
+
+def _preload(onnxruntime: Any, has_tensorrt: bool) -> None:
+    """Have the libraries at hand that pip brought, which lie where the system does not look."""
+    if hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()  # CUDA and cuDNN
+    if has_tensorrt:
+        with contextlib.suppress(ImportError, OSError):
+            importlib.import_module("tensorrt")
+
+
+def load_provider(name: str) -> bool:
+    """Load what onnxruntime computes with on a GPU; False where this build has none such.
+
+    Every build for GPUs names all of them: what one of them needs is looked for when it is loaded.
+
+    Raises:
+        OSError: A library that it needs is not there.
+    """
+    import onnxruntime
+
+    if name not in onnxruntime.get_available_providers():
+        return False
+    _preload(onnxruntime, has_tensorrt=name == TENSORRT)
+    beginning = os.path.join(os.path.dirname(onnxruntime.__file__), "capi", "libonnxruntime_providers_")
+    for each in ("shared", name.removesuffix("ExecutionProvider").lower()):
+        ctypes.CDLL(f"{beginning}{each}.so", mode=ctypes.RTLD_GLOBAL)
+    return True
 
 
 def _tensorrt(model: ModelFile) -> dict[str, Any]:
