@@ -28,6 +28,8 @@ _MODEL, _SIGNATURE = "model.onnx", "signature.json"
 FORMAT = 3
 """Of what is written beside a step; another one makes another step."""
 
+_NO_COPIES = "TF2ONNX_CATCH_ERRORS"
+
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
@@ -156,8 +158,23 @@ def _to_onnx(function: Any, traced: Any, specs: Sequence[Any]) -> Any:
     options = {"opset": OPSET, "custom_op_handlers": {"Erfc": (from_erfc, [])}}
     called = traced.graph.as_graph_def().library.function
     if any("_XlaMustCompile" in each.attr for each in called):
-        return tf2onnx.convert.from_graph_def(**_without_xla(traced, len(specs)), **options)[0]
-    return tf2onnx.convert.from_function(function, input_signature=specs, **options)[0]
+        graph = _without_xla(traced, len(specs))
+        return _in_place(lambda: tf2onnx.convert.from_graph_def(**graph, **options)[0])
+    return _in_place(lambda: tf2onnx.convert.from_function(function, input_signature=specs, **options)[0])
+
+
+def _in_place(convert: Callable[[], Any]) -> Any:
+    """What tf2onnx makes of a graph that it changes in place. It would copy all of it before each of its two dozen
+    passes, in case that one fails: half of the time for ResNet50. Where one does fail, it is done again so.
+    """
+    os.environ[_NO_COPIES] = "FALSE"
+    try:
+        return convert()
+    except Exception:
+        del os.environ[_NO_COPIES]
+        return convert()
+    finally:
+        os.environ.pop(_NO_COPIES, None)
 
 
 def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
