@@ -280,7 +280,7 @@ class _PlannedStart:
         if self._cut_short is not None:
             predicted_s, faster = self._cut_short.for_rows(rows).seconds, self._cut_short.faster
         computed_s = min(predicted_s, rows / started.rows_computed_per_second())
-        budget = search.outlook.budget(predicted_s, computed_s=computed_s, faster=faster)
+        budget = search.outlook.budget(predicted_s, computed_s=computed_s, faster=faster, first_s=outlook.LOOK_S)
         if not budget.seconds:
             self.context.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
             return started
