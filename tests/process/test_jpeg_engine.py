@@ -99,6 +99,16 @@ def test_a_photo_that_the_engine_refuses_costs_no_other_and_is_decoded_all_the_s
 
 
 @needs_compiler
+def test_each_of_several_threads_has_what_it_decodes_with_before_the_model_runs(tmp_path: Path) -> None:
+    engine = host_engine(tmp_path, Rendition(engine_share=1.0), Codec())
+    engine.reserve((4, 32, 40, 3), batches=3, at_once=2)
+    lines = engine._take_idle()
+    assert len(lines) == 2
+    with engine.line() as other:
+        assert other not in lines
+
+
+@needs_compiler
 def test_a_damaged_photo_fails_as_ever_and_never_reaches_the_engine(tmp_path: Path) -> None:
     photos, room = jpegs(6), (64, 48)
     rendition, codec = Rendition("stretch", "pillow-bilinear", engine_share=1.0), Codec()

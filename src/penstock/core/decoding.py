@@ -63,8 +63,9 @@ class Decoder(Protocol):
         """
         ...
 
-    def reserve(self, shape: tuple[int, ...], batches: int) -> None:
-        """Take memory for so many batches at once: taking it while the model runs would hold that up."""
+    def reserve(self, shape: tuple[int, ...], batches: int, at_once: int) -> None:
+        """Take all that is needed for so many batches, of which some are decoded at once: taking it while the model
+        runs would hold that up."""
         ...
 
 

@@ -260,8 +260,8 @@ class _PlannedStart:
         tried = [Candidate(name, is_converted=needs_conversion(self.model, name)) for name in plan.left]
         folder = store.conversion_folder(self.step)
         ahead = outlook.Outlook.of(tried, gains, own_start_s, None, folder)
-        # The model's own framework has to be started first: its answers are what others are compared with.
-        if ahead.budget(seconds, faster=plan.faster, first_s=own_start_s).is_by_gain:
+        # The model's own framework has to be started and looked at first: others are compared with it.
+        if ahead.budget(seconds, faster=plan.faster, first_s=own_start_s + outlook.LOOK_S).is_by_gain:
             self.context.note(f"plan: the search for it was cut short, and goes on now with {left}")
             self._cut_short = plan
             return True
@@ -281,6 +281,8 @@ class _PlannedStart:
             predicted_s, faster = self._cut_short.for_rows(rows).seconds, self._cut_short.faster
         computed_s = min(predicted_s, rows / started.rows_computed_per_second())
         budget = search.outlook.budget(predicted_s, computed_s=computed_s, faster=faster, first_s=outlook.LOOK_S)
+        if not budget.seconds and self._cut_short is not None:
+            return self._switch_to(self._cut_short, started)
         if not budget.seconds:
             self.context.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
             return started

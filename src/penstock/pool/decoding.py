@@ -56,7 +56,7 @@ class BatchDecoder:
         """Take memory for so many batches like those that were decoded; what is not there now is taken later."""
         with contextlib.suppress(OutOfMemory):
             for shape in self._shapes.values():
-                self._decoder.reserve(shape, batches)
+                self._decoder.reserve(shape, batches, THREADS)
 
 
 class Places:

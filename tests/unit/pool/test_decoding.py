@@ -36,7 +36,7 @@ class Negatives:
     decoded: list[int] = field(default_factory=list)
     """The first value of every batch, in the order in which they were decoded."""
     begin: Callable[[], None] = lambda: None
-    reserved: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    reserved: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
 
     def open(self) -> Negatives:
         return self
@@ -53,8 +53,8 @@ class Negatives:
         self.decoded.append(int(decoded[0, 0]))
         return OnDevice(decoded, lambda: self._fetch(decoded)), bad
 
-    def reserve(self, shape: tuple[int, ...], batches: int) -> None:
-        self.reserved.append((shape, batches))
+    def reserve(self, shape: tuple[int, ...], batches: int, at_once: int) -> None:
+        self.reserved.append((shape, batches, at_once))
         self.begin()
 
     def _fetch(self, decoded: Array) -> Array:
@@ -291,7 +291,7 @@ def test_memory_is_taken_for_batches_like_those_that_were_decoded_and_may_be_sho
 
     decoder.begin = begin
     batches.reserve(7)
-    assert decoder.reserved == [((SIZE, 3), 7)]
+    assert decoder.reserved == [((SIZE, 3), 7, THREADS)]
 
 
 def test_closing_ends_the_decoder_that_waits_for_a_lane() -> None:

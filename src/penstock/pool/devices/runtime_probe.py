@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -74,5 +75,7 @@ def _answer(process: subprocess.Popen[str]) -> int | str:
         return f"it did not answer within {_TIMEOUT_S} s"
     if process.returncode:
         lines = [line for line in err.strip().splitlines() if line.strip()]
-        return f"it does not start: {lines[-1] if lines else process.returncode}"
+        code = process.returncode
+        ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"it does not start: {lines[-1] if lines else ended}"
     return int(json.loads(out.strip().splitlines()[-1]))

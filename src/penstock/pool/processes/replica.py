@@ -192,6 +192,7 @@ class ReplicaProcess:
             return self._prepare_pipeline(message)
         except Undecoded as error:
             self._decoder = None
+            self._let_go_of_memory()
             return messages.Prepared((), 0.0, undecoded=error.received or error.problem)
 
     def _prepare_pipeline(self, message: messages.Prepare) -> messages.Prepared:

@@ -116,6 +116,7 @@ def load_provider(name: str) -> bool:
     if name not in onnxruntime.get_available_providers():
         return False
     _preload(onnxruntime, has_tensorrt=name == TENSORRT)
+    # These need what `import onnxruntime` has set up in the library that they share.
     beginning = os.path.join(os.path.dirname(onnxruntime.__file__), "capi", "libonnxruntime_providers_")
     for each in ("shared", name.removesuffix("ExecutionProvider").lower()):
         ctypes.CDLL(f"{beginning}{each}.so", mode=ctypes.RTLD_GLOBAL)

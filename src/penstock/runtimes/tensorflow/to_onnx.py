@@ -7,6 +7,7 @@ what is kept of its outputs. Batches are fed to the converted step as they are f
 import json
 import logging
 import os
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -165,16 +166,22 @@ def _to_onnx(function: Any, traced: Any, specs: Sequence[Any]) -> Any:
 
 def _in_place(convert: Callable[[], Any]) -> Any:
     """What tf2onnx makes of a graph that it changes in place. It would copy all of it before each of its two dozen
-    passes, in case that one fails: half of the time for ResNet50. Where one does fail, it is done again so.
+    passes, in case that one fails: half of the time for ResNet50. Where one does fail, all is done again so.
     """
+    asked = os.environ.get(_NO_COPIES)
     os.environ[_NO_COPIES] = "FALSE"
     try:
         return convert()
-    except Exception:
-        del os.environ[_NO_COPIES]
-        return convert()
+    except Exception as error:
+        passes = os.path.join("tf2onnx", "optimizer")
+        if not any(passes in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+            raise
     finally:
-        os.environ.pop(_NO_COPIES, None)
+        del os.environ[_NO_COPIES]
+        if asked is not None:
+            os.environ[_NO_COPIES] = asked
+    # Outside the except block: the traceback of the error holds the first graph with all weights.
+    return convert()
 
 
 def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:

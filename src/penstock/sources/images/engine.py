@@ -6,12 +6,12 @@ never the GPU's cores or the CPU in its place: which one decodes an image decide
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -117,11 +117,13 @@ class JpegEngine:
         """See `core.decoding.Decoder`."""
         return self._within_memory(lambda: self._decode_batch(rows, encoded, real))
 
-    def reserve(self, shape: tuple[int, ...], batches: int) -> None:
+    def reserve(self, shape: tuple[int, ...], batches: int, at_once: int) -> None:
         """See `core.decoding.Decoder`."""
+        with contextlib.ExitStack() as held:
+            self._within_memory(lambda: [held.enter_context(self.line()) for _ in range(at_once)])
         self._within_memory(lambda: [self._room(shape) for _ in range(batches)])
 
-    @contextmanager
+    @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
         """A line for one batch, of those that no other thread has now, or a new one."""
         try:
@@ -131,7 +133,17 @@ class JpegEngine:
         try:
             yield line
         finally:
+            # Where it failed half-way, nothing may be written any more to what is let go of.
+            with contextlib.suppress(Exception):
+                line.stream.synchronize()
             self._idle.put(line)
+
+    def _take_idle(self) -> list[Line]:
+        taken: list[Line] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(self._idle.get_nowait())
+        return taken
 
     def _room(self, shape: tuple[int, ...]) -> Any:
         # CuPy keeps what is freed for the stream that it was taken on, and any line may take what another has left.
@@ -146,9 +158,9 @@ class JpegEngine:
             if short is None:
                 raise
         # Outside the except block: the traceback of the error holds what is on the GPU.
-        for _ in range(self._idle.qsize()):
-            with self.line() as line:
-                line.images = []
+        for line in self._take_idle():
+            line.images = []
+            self._idle.put(line)
         self._cupy.get_default_memory_pool().free_all_blocks()
         raise short
 
