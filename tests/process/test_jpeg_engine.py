@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import platform
 import random
 import shutil
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from penstock.storage.seal import sealed
 from tests.conftest import Penstock
 from tests.support.arithmetic_run import engine_of, replica_of_this_process
 from tests.support.host_engine import Codec, Colours, HostDecoder, Pixels, host_engine
+from tests.support.image_libraries import EXACT
 from tests.support.photos import draw_folder
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler here")
@@ -63,10 +63,6 @@ def stowed(photos: list[bytes], room: tuple[int, int]) -> tuple[Array, Array]:
     for row, photo in zip(rows, photos, strict=True):
         row.reshape(-1)[: len(photo)] = np.frombuffer(photo, np.uint8)
     return rows, np.array([len(photo) for photo in photos])
-
-
-EXACT = ("pillow", "opencv") if platform.machine() == "x86_64" else ("pillow",)
-"""Of these the pixels are the same to the bit. OpenCV for Arm resizes with Arm's own code, which rounds otherwise."""
 
 
 @needs_compiler
