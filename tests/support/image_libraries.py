@@ -26,7 +26,7 @@ Size = tuple[int, int]
 MODES = ("stretch", "crop", "pad")
 SIZES: tuple[Size, ...] = ((224, 224), (96, 160), (300, 200), (450, 600))
 EXACT = ("pillow", "opencv") if platform.machine() == "x86_64" else ("pillow",)
-"""Of these, our own sums give the same bytes. OpenCV for Arm resizes with Arm's own code, which rounds otherwise."""
+"""Of these, our own sums give the same bytes. On Arm, OpenCV rounds otherwise, or resizes by Arm's own code."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp")
 
 

@@ -84,6 +84,7 @@ def _check_job(job: Job, rendition: Rendition) -> None:
     if not is_fed or job.preprocess is not None or job.buckets or not may_have_engine(rendition):
         raise UsageError(
             "no photo of this job can be decoded on a GPU",
-            allowed="encoded images in colour that are fed as they are, resized to one size, without --fast-decode",
+            allowed="encoded images in colour that are fed as they are, resized to one size, without --fast-decode, "
+            "and on Arm not by opencv-linear",
             hint="--decoder cpu",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from penstock.sources.images.resizing import Rendition, Size, fit_of, pillow, to
 _PILLOW_BITS = 22
 SHORT_BITS = 11
 """OpenCV's. It rounds nothing between the directions, but drops bits in the second one."""
+NOT_AS_SUMS = ("opencv-linear",) if platform.machine() in ("aarch64", "arm64") else ()
+"""On Arm, OpenCV resizes so by Arm's own code: up to 2 of 255 from its sums elsewhere."""
 
 
 @dataclass(frozen=True)

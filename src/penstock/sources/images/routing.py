@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 
+from penstock.sources.images.coefficients import NOT_AS_SUMS
 from penstock.sources.images.headers import is_jpeg, jpeg_orientation
 from penstock.sources.images.resizing import KEEP, Rendition, simplejpeg
 
@@ -35,8 +36,8 @@ def goes_to_engine(data: bytes | memoryview, row_bytes: int, rendition: Renditio
 
 
 def may_have_engine(rendition: Rendition) -> bool:
-    """Whether the engine can mean the same as the loaders at all: it decodes in full only."""
-    return not rendition.fast_decode and rendition.resize != KEEP
+    """Whether the engine can mean the same as the loaders at all: it decodes in full only, and resizes by sums."""
+    return not rendition.fast_decode and rendition.resize != KEEP and rendition.interpolation not in NOT_AS_SUMS
 
 
 def _is_plain(data: bytes | memoryview, rendition: Rendition) -> bool:
