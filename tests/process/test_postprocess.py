@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from penstock.pool.processes.finisher_pool import Finishers
 from tests.conftest import Penstock
 
 ROWS = 2000
@@ -139,12 +140,22 @@ def test_function_that_is_slow_at_many_rows_and_not_at_one_loses_none(
     assert answers.shape == (100,)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pause_s", [0.0, 2.0])
 def test_stream_that_is_left_early_waits_for_no_function_that_hangs(
-    light_models: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]]
+    light_models: Path, pixels: np.ndarray[Any, np.dtype[np.uint8]], pause_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a pause after the processes were ended, in which threads come to what is still waiting."""
+    close = Finishers.close
+
+    def close_slowly(finishers: Finishers) -> None:
+        close(finishers)
+        time.sleep(pause_s)
+
+    monkeypatch.setattr(Finishers, "close", close_slowly)
+
     def hanging(columns: dict[str, Any]) -> Any:
-        time.sleep(3600 if columns["id"].max() >= 1000 else 0)
+        time.sleep(3600 if columns["id"].min() else 0)
         return columns["digit"].argmax(1)
 
     rows = {"pixels": pixels[:2000], "id": np.arange(2000)}

@@ -6,14 +6,15 @@ result goes on.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.connection
 import queue
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from penstock.core.messages import Applied, Failed, Finish
@@ -29,7 +30,7 @@ from penstock.pool.transfer.parcels import Mailbox
 _POLL_S = 0.05
 _AHEAD = 2
 
-Timed = Callable[[int], AbstractContextManager[None]]
+Timed = Callable[[int], contextlib.AbstractContextManager[None]]
 """Times a wait for the function, which ends when it is done with so many rows."""
 
 
@@ -84,6 +85,7 @@ class Finishers:
             self._idle.put(None)  # started when there is work for it
         self._live: set[_Finisher] = set()
         self._is_closed = False
+        self._closing = threading.Lock()  # of both of these
         self._is_always_careful = False
 
     def learn(self, columns: Mapping[str, Column]) -> None:
@@ -117,13 +119,19 @@ class Finishers:
 
     def close(self) -> None:
         """End the processes, whatever they are at. May be called twice."""
-        self._is_closed = True
-        for finisher in list(self._live):
+        with self._closing:
+            self._is_closed = True
+            live = list(self._live)
+        for finisher in live:
             finisher.kill()
-        while not self._idle.empty():
-            idle = self._idle.get()
+        taken = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                taken.append(self._idle.get_nowait())
+        for idle in taken:
             if idle is not None:
                 self._drop(idle)
+            self._idle.put(None)  # a thread that comes late must not wait for one
 
     def _finish(self, result: Result) -> Finished:
         if not result.rows:
@@ -141,8 +149,7 @@ class Finishers:
         try:
             while True:
                 if finisher is None:
-                    finisher = _Finisher(self._launch)
-                    self._live.add(finisher)
+                    finisher = self._started()
                 parcel = finisher.inbox.put(columns)
                 poisoned = tuple(trouble.poisoned.values())
                 order = Finish(self.function, self._kept, parcel, is_learning, trouble.is_careful, poisoned)
@@ -160,8 +167,18 @@ class Finishers:
         finally:
             if finisher is not None and self._is_closed:
                 self._drop(finisher)
-            else:
-                self._idle.put(finisher)
+                finisher = None
+            self._idle.put(finisher)
+
+    def _started(self) -> _Finisher:
+        """A new process, which `close` will end; none is started after that."""
+        finisher = _Finisher(self._launch)
+        with self._closing:
+            if not self._is_closed:
+                self._live.add(finisher)
+                return finisher
+        finisher.close()
+        raise self._died("was ended, as its work is no longer wanted")
 
     def _drop(self, finisher: _Finisher) -> None:
         self._live.discard(finisher)
