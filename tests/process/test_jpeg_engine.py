@@ -21,6 +21,7 @@ from PIL import Image
 from penstock.core.decoding import OnDevice, Undecoded
 from penstock.core.job import Job
 from penstock.core.messages import Asked
+from penstock.core.queues import drained
 from penstock.core.records import Array, Binding
 from penstock.core.stillness import Timeouts
 from penstock.options.records import INTERPOLATIONS, RESIZES, ReadOptions
@@ -99,7 +100,7 @@ def test_a_photo_that_the_engine_refuses_costs_no_other_and_is_decoded_all_the_s
 def test_each_of_several_threads_has_what_it_decodes_with_before_the_model_runs(tmp_path: Path) -> None:
     engine = host_engine(tmp_path, Rendition(engine_share=1.0), Codec())
     engine.reserve((4, 32, 40, 3), batches=3, at_once=2)
-    lines = engine._take_idle()
+    lines = drained(engine._idle)
     assert len(lines) == 2
     with engine.line() as other:
         assert other not in lines

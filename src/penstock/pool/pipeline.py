@@ -22,6 +22,7 @@ from penstock.core import tracing
 from penstock.core.batching import Batch, on_the_heap
 from penstock.core.job import Job
 from penstock.core.protocols import Copying
+from penstock.core.queues import drained
 from penstock.core.records import Array, Column, Columns, Result, RowFailure, Span, TensorSpec, Timings
 from penstock.core.reordering import Rows, answers, as_rows, check_one_shape, rows_of, to_result
 from penstock.core.state import VARIABLES
@@ -160,14 +161,7 @@ class Pipeline:
 
     def drain(self) -> list[Span]:
         """Take back the spans that no loader has begun."""
-        unbegun: list[Span] = []
-        while True:
-            try:
-                span = self._spans.get_nowait()
-            except queue.Empty:
-                return unbegun
-            if span is not None:
-                unbegun.append(span)
+        return [span for span in drained(self._spans) if span is not None]
 
     def close(self) -> None:
         """Stop the threads; what is unfinished is dropped."""
@@ -176,11 +170,7 @@ class Pipeline:
             self._spans.put(None)
         if self._room is not None:
             self._room.free.close()
-        while True:
-            try:
-                self._batches.get_nowait()
-            except queue.Empty:
-                break
+        drained(self._batches)
         self._places.close()
         for _ in range(self._lanes):
             self._decoded.put(None)

@@ -6,7 +6,6 @@ result goes on.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.connection
 import queue
 import sys
@@ -15,10 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from penstock.core.messages import Applied, Failed, Finish
 from penstock.core.postprocessing import Finished, Postprocess, finish
+from penstock.core.queues import drained
 from penstock.core.records import UNWATCHED, Block, Column, Result
 from penstock.core.scheduler import NOT_YET, NotYet
 from penstock.core.stillness import Stillness, Timeouts
@@ -30,7 +31,7 @@ from penstock.pool.transfer.parcels import Mailbox
 _POLL_S = 0.05
 _AHEAD = 2
 
-Timed = Callable[[int], contextlib.AbstractContextManager[None]]
+Timed = Callable[[int], AbstractContextManager[None]]
 """Times a wait for the function, which ends when it is done with so many rows."""
 
 
@@ -124,11 +125,7 @@ class Finishers:
             live = list(self._live)
         for finisher in live:
             finisher.kill()
-        taken = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                taken.append(self._idle.get_nowait())
-        for idle in taken:
+        for idle in drained(self._idle):
             if idle is not None:
                 self._drop(idle)
             self._idle.put(None)  # a thread that comes late must not wait for one

@@ -20,6 +20,7 @@ import numpy as np
 from penstock.core.decoding import OnDevice
 from penstock.core.deferred import BadRows
 from penstock.core.memory import speaks_of_memory
+from penstock.core.queues import drained
 from penstock.core.records import Array
 from penstock.errors import DeviceError, OutOfMemory, one_line
 from penstock.sources.images.coefficients import sums_of
@@ -138,13 +139,6 @@ class JpegEngine:
                 line.stream.synchronize()
             self._idle.put(line)
 
-    def _take_idle(self) -> list[Line]:
-        taken: list[Line] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                taken.append(self._idle.get_nowait())
-        return taken
-
     def _room(self, shape: tuple[int, ...]) -> Any:
         # CuPy keeps what is freed for the stream that it was taken on, and any line may take what another has left.
         with self._memory_of:
@@ -158,7 +152,7 @@ class JpegEngine:
             if short is None:
                 raise
         # Outside the except block: the traceback of the error holds what is on the GPU.
-        for line in self._take_idle():
+        for line in drained(self._idle):
             line.images = []
             self._idle.put(line)
         self._cupy.get_default_memory_pool().free_all_blocks()
@@ -259,7 +253,7 @@ class Line:
     """What one batch at a time is decoded with: a decoder, its stream, and images that are used again and again.
 
     A decoder has the engine work on about 14 photos at once, and turns the colours of each by a kernel, which waits for
-    its turn between those of the model: two lines are much faster than one beside a model, and no faster alone.
+    its turn between those of the model: two lines are faster than one beside a model, and no faster alone.
     """
 
     def __init__(self, cupy: Any, codec: Any) -> None:
