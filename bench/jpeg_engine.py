@@ -1,7 +1,7 @@
 """The JPEG engine of a GPU against the loaders: the same pixels, the same failed rows, and where its time goes.
 
 `python -m bench.jpeg_engine pixels|damage|speed --photos FOLDER`. It needs a GPU with an engine, CuPy and
-nvImageCodec. Whole jobs: `python -m bench.gpu --photos FOLDER`.
+nvJPEG. Whole jobs: `python -m bench.gpu --photos FOLDER`.
 """
 
 from __future__ import annotations
@@ -63,17 +63,30 @@ def opened(rendition: Rendition) -> JpegEngine:
 
 def decoded(engine: JpegEngine, data: list[bytes]) -> list[Any]:
     """Pixels before resizing; None where the engine gives none."""
+    rows = np.zeros((len(data), max(map(len, data))), np.uint8)
+    for row, each in zip(rows, data, strict=True):
+        row[: len(each)] = np.frombuffer(each, np.uint8)
+    pixels, sizes = engine._cupy.empty(rows.shape, np.uint8), np.array([len(each) for each in data])
+    found: list[Any] = [None] * len(data)
     with engine.line() as line:
-        images = line.decode([engine._codec.CodeStream(np.frombuffer(each, np.uint8)) for each in data])
-        line.stream.synchronize()
-        return [None if image is None else engine._cupy.asarray(image).get() for image in images]
+        for photos in engine.put_and_look(line, rows, pixels, np.arange(len(data)), sizes).divided():
+            planes, table = line.decode(photos, pixels)
+            with line.stream:
+                engine._run("colour", (int(photos.widths.max()), int(photos.heights.max())), len(photos), planes)
+            line.stream.synchronize()
+            room, start = line.memory.get(), engine_module._address(line.memory)
+            for place, size, (at, _) in zip(
+                photos.places, zip(photos.heights, photos.widths, strict=True), table, strict=True
+            ):
+                found[place] = room[at - start :][: size[0] * size[1] * 3].reshape(*size, 3)
+    return found
 
 
 def show_pixels(data: list[bytes]) -> None:
     """The largest differences, before resizing and after it."""
     began = time.perf_counter()
     engine = opened(Rendition())
-    print(f"engine open after {time.perf_counter() - began:.1f} s, nvImageCodec {engine._codec.__version__}")
+    print(f"engine open after {time.perf_counter() - began:.1f} s, nvJPEG {engine_module.version()}")
     for sampling in ("as they are", "420", "422", "444", "440", "Gray"):
         some = data if sampling == "as they are" else [reencoded(each, sampling) for each in data[:24]]
         found = decoded(engine, some)
@@ -159,8 +172,8 @@ def damaged(data: bytes, bytes_hit: int, rng: random.Random) -> bytes:
 def show_speed(data: list[bytes], seconds: float) -> None:
     """Images a second of decoding and resizing alone, one batch after the other, and where the time goes."""
     small = [each for each in data if len(each) <= 150_000]
-    for cpu_threads, at_once in ((1, 256), (1, 512), (2, 256), (4, 256)):
-        engine_module.CPU_THREADS, engine_module.AT_ONCE = cpu_threads, at_once
+    for at_once in (128, 256, 512):
+        engine_module.AT_ONCE = at_once
         engine = opened(Rendition())
         rows, sizes = stowed([small[i % len(small)] for i in range(BATCH)], Rendition())
         engine.decode(rows, sizes, len(rows))
@@ -171,7 +184,7 @@ def show_speed(data: list[bytes], seconds: float) -> None:
         rate = batches * len(rows) / (time.perf_counter() - began)
         parts = ", ".join(f"{name} {each * 1e3:.1f}" for name, each in parts_of(engine, rows, sizes, at_once).items())
         print(
-            f"  {cpu_threads} CPU threads, {at_once} at once: {rate:,.0f} images/s; ms of {at_once}: {parts}",
+            f"  {at_once} at once: {rate:,.0f} images/s; ms of {at_once}: {parts}",
             flush=True,
         )
 
@@ -188,17 +201,19 @@ def parts_of(engine: JpegEngine, rows: Any, sizes: Any, count: int) -> dict[str,
             return made
 
         upload_s, _ = timed(lambda: finished(lambda: pixels.set(rows, stream=line.stream)))
-        check_s, _ = timed(lambda: engine.put_and_look(line, rows, pixels, places, sizes))
-        views = [row.reshape(-1)[:size] for row, size in zip(rows, sizes, strict=True)]
-        stream_s, streams = timed(lambda: [engine._codec.CodeStream(each) for each in views])
-        decode_s, images = timed(lambda: finished(lambda: line.decode(streams)))
-        resize_s, _ = timed(lambda: engine.resize(line, images, places, pixels))
+        check_s, photos = timed(lambda: engine.put_and_look(line, rows, pixels, places, sizes))
+        decode_s, _ = timed(lambda: finished(lambda: line.decode(photos, pixels)))
+
+        def show() -> None:
+            pixels.set(rows, stream=line.stream)
+            finished(lambda: engine.show(line, photos, pixels))
+
+        show_s, _ = timed(show)
     return {
         "upload": upload_s,
         "upload and check": check_s,
-        "streams": stream_s,
         "decode": decode_s,
-        "resize": resize_s,
+        "decode, colour and resize": show_s - upload_s,
     }
 
 

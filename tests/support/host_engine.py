@@ -1,24 +1,24 @@
-"""The JPEG engine without a GPU: its kernels compiled for this machine, and libjpeg in the place of nvImageCodec."""
+"""The JPEG engine without a GPU: its kernels compiled for this machine, and a slow decoder in the place of nvJPEG."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import simplejpeg
 
 from penstock.core.decoding import OnDevice
 from penstock.core.records import Columns, Device, ModelFile, Signature, TensorSpec
 from penstock.sources.images.engine import EngineDecoder, JpegEngine
-from penstock.sources.images.kernels import CHECK, CHECK_BYTES, RESIZE
+from penstock.sources.images.kernels import CHECK, CHECK_BYTES, COLOUR, RESIZE
+from penstock.sources.images.nvjpeg import NvJpegError
 from penstock.sources.images.resizing import Rendition
+from tests.support.jpeg_planes import planes_of
 
 _HOST = r"""
 #include <algorithm>
@@ -32,6 +32,13 @@ alignas(8) unsigned char memory[%d];
 struct Place { int x, y, z; };
 static Place blockIdx, blockDim = {1, 1, 1}, threadIdx = {0, 0, 0};
 %s
+extern "C" void run_colour(const Planes* photos, int images, int) {
+    for (int z = 0; z < images; z++)
+        for (int y = 0; y < photos[z].height; y++) for (int x = 0; x < photos[z].width; x++) {
+            blockIdx = {x, y, z};
+            colour(photos);
+        }
+}
 extern "C" void run_resize(const long long* table, const int* words, unsigned char* out,
                            int height, int width, int images, int) {
     for (int z = 0; z < images; z++) for (int y = 0; y < height; y++) for (int x = 0; x < width; x++) {
@@ -40,7 +47,7 @@ extern "C" void run_resize(const long long* table, const int* words, unsigned ch
     }
 }
 extern "C" void run_check(const unsigned char* rows, const long long* places, const long long* sizes,
-                          long long row_bytes, unsigned char* found, int photos, int blocks, int threads) {
+                          long long row_bytes, int* found, int photos, int blocks, int threads) {
     blockDim = {threads, 1, 1};
     for (int i = 0; i < blocks; i++) for (int n = 0; n < threads; n += 32) {
         blockIdx = {i, 0, 0}, threadIdx = {n, 0, 0};
@@ -53,6 +60,10 @@ extern "C" void run_check(const unsigned char* rows, const long long* places, co
 
 class Pixels(np.ndarray):  # type: ignore[type-arg]
     """What of CuPy's arrays is called."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return self.__array_interface__
 
     def get(self) -> Any:
         return np.array(self)
@@ -68,15 +79,6 @@ class _Stream:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
     def synchronize(self) -> None: ...
-
-
-class _Image:
-    def __init__(self, pixels: Any) -> None:
-        self._pixels = pixels
-
-    @property
-    def __cuda_array_interface__(self) -> Any:
-        return self._pixels.__array_interface__
 
 
 @dataclass(frozen=True)
@@ -126,45 +128,30 @@ class ColoursReplica:
 
 
 class Codec:
-    """What of nvImageCodec is called. As the engine does, it gives pixels of damaged photos.
-
-    For one photo that it does not take, it refuses a whole minibatch.
-    """
-
-    Backend = BackendKind = ColorSpec = DecodeParams = staticmethod(lambda *given, **options: None)
-    __version__ = "of libjpeg"
-    minibatch = 4
+    """What of nvJPEG is called. For one photo that it does not take, it refuses all that come with it."""
 
     def __init__(self, refused: bytes | None = None, most: int | None = None) -> None:
         self._refused, self._most = refused, most
         self.calls: list[int] = []
-        self.BackendKind = SimpleNamespace(HW_GPU_ONLY=None)  # type: ignore[assignment]
-        self.ColorSpec = SimpleNamespace(SRGB=None)  # type: ignore[assignment]
 
-    def Decoder(self, **options: Any) -> Codec:
-        return self
-
-    def CodeStream(self, data: Any) -> bytes:
-        return bytes(data)
-
-    def decode(self, streams: Sequence[bytes], images: Sequence[Any] | None = None, **options: Any) -> list[Any]:
-        self.calls.append(len(streams))
+    def decode(self, addresses: Any, sizes: Any, planes: Any, stream: int) -> None:
+        self.calls.append(len(sizes))
         if self._most is not None and len(self.calls) > self._most:
-            raise MemoryError("there is no room for pixels")
-        assert images is None or len(images) == len(streams)
-        found: list[Any] = []
-        for start in range(0, len(streams), self.minibatch):
-            some = streams[start : start + self.minibatch]
-            is_refused = self._refused in some
-            found += [None if is_refused else _Image(simplejpeg.decode_jpeg(each, strict=False)) for each in some]
-        return found
+            raise MemoryError("there is no room for planes")
+        photos = [ctypes.string_at(int(at), int(size)) for at, size in zip(addresses, sizes, strict=True)]
+        if self._refused in photos:
+            raise NvJpegError("nvjpegDecodeBatched", 4)
+        for photo, (places, strides) in zip(photos, planes, strict=True):
+            for plane, address, stride in zip(planes_of(photo), places, strides, strict=False):
+                for row, line in enumerate(plane):
+                    ctypes.memmove(int(address) + row * int(stride), line.tobytes(), len(line))
 
 
 def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
     """The engine; the kernels are compiled into `folder`, once."""
     library = folder / "kernels.so"
     if not library.exists():
-        (folder / "kernels.cpp").write_text(_HOST % (CHECK_BYTES, CHECK + RESIZE))
+        (folder / "kernels.cpp").write_text(_HOST % (CHECK_BYTES, CHECK + COLOUR + RESIZE))
         command = ["g++", "-O2", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", "-shared", "-fPIC"]
         subprocess.run([*command, "-o", library, folder / "kernels.cpp"], check=True)
     loaded, turn = ctypes.CDLL(str(library)), threading.Lock()
@@ -188,6 +175,7 @@ def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
         RawKernel=lambda source, name: kernel(name),
         empty=lambda shape, dtype: np.empty(shape, dtype).view(Pixels),
         asarray=np.ascontiguousarray,
+        ascontiguousarray=np.ascontiguousarray,
         uint8=np.uint8,
     )
-    return JpegEngine(cupy, codec, rendition)
+    return JpegEngine(cupy, lambda: codec, rendition)  # type: ignore[arg-type, return-value]

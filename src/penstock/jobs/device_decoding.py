@@ -66,7 +66,7 @@ def _check_here(setting: Setting, share: float, *, is_resumed: bool) -> None:
             hint="run it on a machine with a GPU" if is_resumed else "--decoder cpu, or --devices gpu",
         )
     if not engine.is_installed():
-        raise DeviceError(f"{begun} nvImageCodec or CuPy is not installed", hint=engine.INSTALL)
+        raise DeviceError(f"{begun} nvJPEG or CuPy is not installed", hint=engine.INSTALL)
 
 
 def _check_job(job: Job, rendition: Rendition) -> None:

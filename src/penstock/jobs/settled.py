@@ -89,7 +89,7 @@ def _device_for(kind: NodeKind, options: PredictOptions) -> Device | None:
 
 def versions_for(recipe: Recipe, packages: Iterable[str]) -> dict[str, str]:
     """The versions that decide the bits of a recipe."""
-    return versions(recipe.runtime, packages) | ({"nvimgcodec": engine.version()} if recipe.engine_share else {})
+    return versions(recipe.runtime, packages) | ({"nvjpeg": engine.version()} if recipe.engine_share else {})
 
 
 def versions(runtime: str, packages: Iterable[str] = ()) -> dict[str, str]:

@@ -1,17 +1,16 @@
-"""The JPEG engine of a GPU, through nvImageCodec: photos are decoded there and resized by one small kernel.
+"""The JPEG engine of a GPU, through nvJPEG: photos are decoded there, and small kernels make pixels of them and resize
+them. All pixels are libjpeg-turbo's.
 
-All rows of a batch come together in one array there, which frameworks take over. Only the engine itself is asked for,
-never the GPU's cores or the CPU in its place: which one decodes an image decides its bits.
+All rows of a batch come together in one array there, which frameworks take over.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import importlib.util
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,36 +24,34 @@ from penstock.core.records import Array
 from penstock.errors import DeviceError, OutOfMemory, one_line
 from penstock.sources.images.coefficients import sums_of
 from penstock.sources.images.decoding import decode_into
-from penstock.sources.images.kernels import CHECK, CHECK_BYTES, CHECKED_AT_ONCE, RESIZE
+from penstock.sources.images.kernels import CHECK, CHECK_BYTES, CHECKED_AT_ONCE, COLOUR, RESIZE
+from penstock.sources.images.nvjpeg import PLANES, NvJpegError, PlaneDecoder, find_library, version_of
 from penstock.sources.images.resizing import Rendition, Size, simplejpeg
 
 T = TypeVar("T")
 
 INSTALL = "pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]'"
 AT_ONCE = 256
-"""Measured on an H200: 20,600 images/s in batches of 256 on one thread; less with smaller ones, or more threads."""
-CPU_THREADS = 1
-"""They look at headers; loaders need the cores."""
+"""Photos that the engine gets in one call."""
+AT_ONCE_BYTES = 512 << 20
+"""More than the planes and pixels of 256 photos of 500 pixels a side have."""
 _SIDES = (32, 8)
 """Threads of a block, across and down."""
+_ALIGNED = 256
 
 
 def is_installed() -> bool:
-    """Whether the libraries are there; nothing is imported but the folder that NVIDIA's packages share."""
+    """Whether the libraries are there; CuPy is not imported."""
     try:
-        return all(importlib.util.find_spec(name) is not None for name in ("cupy", "nvidia.nvimgcodec"))
-    except ImportError:
+        find_library()
+    except OSError:
         return False
+    return importlib.util.find_spec("cupy") is not None
 
 
 def version() -> str:
-    """The version of nvImageCodec, for a manifest."""
-    for name in ("nvidia-nvimgcodec-cu12", "nvidia-nvimgcodec-cu13"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "not installed as a package"
+    """The version of nvJPEG, for a manifest."""
+    return version_of(find_library())
 
 
 @dataclass(frozen=True)
@@ -69,50 +66,59 @@ class EngineDecoder:
 
     def open(self) -> JpegEngine:
         try:
-            cupy, codec = (importlib.import_module(name) for name in ("cupy", "nvidia.nvimgcodec"))
-        except ImportError as error:
+            cupy, library = importlib.import_module("cupy"), find_library()
+        except (ImportError, OSError) as error:
             raise DeviceError(
                 "what decodes JPEGs on a GPU is not installed", received=one_line(error), hint=INSTALL
             ) from None
         try:
-            engine = JpegEngine(cupy, codec, self.rendition)
-            is_there = engine.can_decode()
+            engine = JpegEngine(cupy, lambda: PlaneDecoder(library), self.rendition)
+            engine.try_out()
         except Exception as error:
             short = _what_was_short(cupy, error)
             if short is not None:
                 raise short from None
+            if isinstance(error, NvJpegError) and error.is_without_engine:
+                raise DeviceError(
+                    "this GPU has no JPEG engine",
+                    received=one_line(error),
+                    allowed="GPUs such as A100, H100, H200 and B200",
+                    hint="--decoder cpu",
+                ) from None
             raise DeviceError(
                 "the JPEG engine of the GPU does not start", received=one_line(error), hint="--decoder cpu"
             ) from error
-        if not is_there:
-            raise DeviceError(
-                "this GPU has no JPEG engine, or libnvjpeg is not found",
-                received=f"nvImageCodec {codec.__version__} decodes nothing on it",
-                allowed="GPUs such as A100, H100, H200 and B200",
-                hint="--decoder cpu",
-            )
         return engine
 
 
 class JpegEngine:
     """The live engine, on the only GPU of this process."""
 
-    def __init__(self, cupy: Any, codec: Any, rendition: Rendition) -> None:
-        self._cupy, self._codec, self._rendition = cupy, codec, rendition
-        self._check, self._kernel = cupy.RawKernel(CHECK, "check"), cupy.RawKernel(RESIZE, "resize")
-        self._check.max_dynamic_shared_size_bytes = CHECK_BYTES
+    def __init__(self, cupy: Any, make_decoder: Callable[[], PlaneDecoder], rendition: Rendition) -> None:
+        self._cupy, self._make_decoder, self._rendition = cupy, make_decoder, rendition
+        sources = {"check": CHECK, "colour": COLOUR, "resize": RESIZE}
+        self._kernels = {name: cupy.RawKernel(source, name) for name, source in sources.items()}
+        self._kernels["check"].max_dynamic_shared_size_bytes = CHECK_BYTES
         self._idle: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._memory_of = cupy.cuda.Stream(non_blocking=True)
 
-    def can_decode(self) -> bool:
-        """Whether it decodes a picture: a GPU without an engine gives none. All that runs in a job runs once."""
+    def try_out(self) -> None:
+        """Decode a picture: all that a whole photo goes through runs once.
+
+        Raises:
+            NvJpegError: The engine does not decode it.
+        """
         picture = np.arange(256 * 256 * 3, dtype=np.uint32).reshape(256, 256, 3).astype(np.uint8)
         data = np.frombuffer(simplejpeg().encode_jpeg(picture, colorsubsampling="420"), np.uint8)
         rows = np.zeros((1, *picture.shape), np.uint8)
         rows.reshape(-1)[: len(data)] = data
-        self.decode(rows, np.array([len(data)]), 1)
+        pixels, place, size = self._room(rows.shape), np.array([0]), np.array([len(data)])
         with self.line() as line:
-            return line.decode([self._codec.CodeStream(data)])[0] is not None
+            photos = self.put_and_look(line, rows, pixels, place, size)
+            if not len(photos):
+                raise RuntimeError("the GPU sees damage in a picture that has none")
+            self.show(line, photos, pixels)
+            line.stream.synchronize()
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         """See `core.decoding.Decoder`."""
@@ -130,7 +136,7 @@ class JpegEngine:
         try:
             line = self._idle.get_nowait()
         except queue.Empty:
-            line = Line(self._cupy, self._codec)
+            line = Line(self._cupy, self._make_decoder)
         try:
             yield line
         finally:
@@ -153,7 +159,7 @@ class JpegEngine:
                 raise
         # Outside the except block: the traceback of the error holds what is on the GPU.
         for line in drained(self._idle):
-            line.images = []
+            line.let_go()
             self._idle.put(line)
         self._cupy.get_default_memory_pool().free_all_blocks()
         raise short
@@ -164,42 +170,62 @@ class JpegEngine:
         pixels = self._room(rows.shape)
         with self.line() as line, line.stream:
             # All of it in one copy: what is encoded is looked through, and then overwritten.
-            is_whole = self.put_and_look(line, rows, pixels, places, encoded[places])
-            for place in places[~is_whole].tolist():
+            photos = self.put_and_look(line, rows, pixels, places, encoded[places])
+            left = np.setdiff1d(places, photos.places).tolist()
+            for some in photos.divided():
+                left += self._decode_some(line, some, pixels)
+            for place in left:
                 self._decode_here(_bytes_of(rows, encoded, place), place, pixels, line, bad)
-            whole = places[is_whole]
-            for start in range(0, len(whole), AT_ONCE):
-                self._decode_some(line, rows, encoded, whole[start : start + AT_ONCE], pixels, bad)
             if real < len(rows):
                 pixels[real:] = pixels[real - 1]
             line.stream.synchronize()
         return OnDevice(pixels, pixels.get), bad
 
-    def put_and_look(self, line: Line, rows: Array, pixels: Any, places: Array, sizes: Array) -> Array:
-        """Copy rows to the GPU, and find which photos have no damage that libjpeg would see: an engine gives pixels of
+    def put_and_look(self, line: Line, rows: Array, pixels: Any, places: Array, sizes: Array) -> Photos:
+        """Copy rows to the GPU, and find the photos without damage that libjpeg would see: an engine gives pixels of
         all."""
         with line.stream:
             # Where memory is short for these, no copy may be under way into pixels that are let go of.
-            found = self._cupy.empty(len(places), self._cupy.uint8)
-            photos = (self._cupy.asarray(places), self._cupy.asarray(sizes))
+            found = self._cupy.empty((len(places), 4), np.int32)
+            given = (self._cupy.asarray(places), self._cupy.asarray(sizes))
             pixels.set(rows, stream=line.stream)
             if len(places):
-                arguments = (pixels, *photos, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
+                arguments = (pixels, *given, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
                 blocks = -(-len(places) // CHECKED_AT_ONCE)
-                self._check((blocks,), (32 * CHECKED_AT_ONCE,), arguments, shared_mem=CHECK_BYTES)
+                self._kernels["check"]((blocks,), (32 * CHECKED_AT_ONCE,), arguments, shared_mem=CHECK_BYTES)
             line.stream.synchronize()
-            return np.asarray(found.get(), bool)
+            is_whole, heights, widths, samplings = np.asarray(found.get(), np.int64).T
+        return Photos(places, sizes, heights, widths, samplings)[is_whole != 0]
 
-    def _decode_some(self, line: Line, rows: Array, encoded: Array, places: Array, pixels: Any, bad: BadRows) -> None:
-        streams = [self._codec.CodeStream(_bytes_of(rows, encoded, place)) for place in places.tolist()]
-        images = line.decode(streams)
-        done = [nth for nth, image in enumerate(images) if image is not None]
-        if done:
-            self.resize(line, [images[nth] for nth in done], places[done], pixels)
-        for nth, image in enumerate(images):
-            if image is None:
-                place = int(places[nth])
-                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, line, bad)
+    def _decode_some(self, line: Line, photos: Photos, pixels: Any) -> list[int]:
+        """Decode photos into their places, and return the places of those that the engine does not take."""
+        try:
+            self.show(line, photos, pixels)
+            return []
+        except NvJpegError as error:
+            if not error.is_refusal:
+                raise
+        if len(photos) == 1:
+            return [int(photos.places[0])]
+        # One that it does not take costs all that came with it: it is looked for by halves.
+        half = len(photos) // 2
+        return [place for each in (photos[:half], photos[half:]) for place in self._decode_some(line, each, pixels)]
+
+    def show(self, line: Line, photos: Photos, pixels: Any) -> None:
+        """Write the pixels of photos over what they were decoded from, in the order of the stream of a line."""
+        planes, table = line.decode(photos, pixels)
+        with line.stream:
+            largest = int(photos.widths.max()), int(photos.heights.max())
+            self._run("colour", largest, len(photos), planes)
+            room: Size = (int(pixels.shape[1]), int(pixels.shape[2]))
+            weights, words = self._weights(photos, room)
+            table = np.column_stack([table, weights, photos.places])
+            self._run("resize", room[::-1], len(photos), table, words, pixels, *map(np.int32, room))
+
+    def _run(self, kernel: str, size: tuple[int, int], photos: int, *arguments: Any) -> None:
+        grid = (-(-size[0] // _SIDES[0]), -(-size[1] // _SIDES[1]), photos)
+        on_gpu = [self._cupy.ascontiguousarray(each) if isinstance(each, np.ndarray) else each for each in arguments]
+        self._kernels[kernel](grid, _SIDES, tuple(on_gpu))
 
     def _decode_here(self, data: Array, place: int, pixels: Any, line: Line, bad: BadRows) -> None:
         """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
@@ -213,76 +239,119 @@ class JpegEngine:
             row[:] = 0
         pixels[place].set(row, stream=line.stream)
 
-    def resize(self, line: Line, images: Sequence[Any], places: Array, pixels: Any) -> None:
-        room: Size = (int(pixels.shape[1]), int(pixels.shape[2]))
-        table, words = self._table(images, places, room)
-        grid = (-(-room[1] // _SIDES[0]), -(-room[0] // _SIDES[1]), len(images))
-        with line.stream:
-            arguments = (self._cupy.asarray(table), self._cupy.asarray(words), pixels, *map(np.int32, room))
-            self._kernel(grid, _SIDES, arguments)
-        # The next images are decoded into the memory of these.
-        line.stream.synchronize()
-
-    def _table(self, images: Sequence[Any], places: Array, room: Size) -> tuple[Array, Array]:
-        """What the kernel reads: the weights of all sizes, and 12 numbers of each image: its address and stride, 4 for
-        each direction, which of them is the first, and the row that its pixels go to."""
+    def _weights(self, photos: Photos, room: Size) -> tuple[Array, Array]:
+        """What is resized by: the weights of all sizes; and of each photo, 4 numbers for each direction, and which of
+        them is the first."""
         words: list[Array] = []
         placed: dict[Size, list[int]] = {}
         length = 0
-        table: list[list[int]] = []
-        for image, place in zip(images, places.tolist(), strict=True):
-            interface = image.__cuda_array_interface__
-            height, width, _ = interface["shape"]
-            if (height, width) not in placed:
-                sums = sums_of((height, width), room, self._rendition)
-                numbers: list[int] = []
-                for axis in (sums.down, sums.across):
-                    weights = axis.weights.reshape(-1).view(np.int32)
-                    bits = -1 if axis.bits is None else axis.bits
-                    numbers += [length, length + len(axis.first), axis.weights.shape[1], bits]
-                    words += [axis.first, weights]
-                    length += len(axis.first) + len(weights)
-                placed[height, width] = [*numbers, int(sums.is_down_first)]
-            strides = interface.get("strides")
-            stride = strides[0] if strides else width * 3
-            table.append([interface["data"][0], stride, *placed[height, width], place])
-        return np.array(table, np.int64), np.concatenate(words)
+        sizes: list[Size] = list(zip(photos.heights.tolist(), photos.widths.tolist(), strict=True))
+        for size in sizes:
+            if size in placed:
+                continue
+            sums = sums_of(size, room, self._rendition)
+            numbers: list[int] = []
+            for axis in (sums.down, sums.across):
+                weights = axis.weights.reshape(-1).view(np.int32)
+                bits = -1 if axis.bits is None else axis.bits
+                numbers += [length, length + len(axis.first), axis.weights.shape[1], bits]
+                words += [axis.first, weights]
+                length += len(axis.first) + len(weights)
+            placed[size] = [*numbers, int(sums.is_down_first)]
+        return np.array([placed[size] for size in sizes], np.int64), np.concatenate(words)
+
+
+@dataclass(frozen=True)
+class Photos:
+    """What is known of photos that lie encoded in their places of a batch."""
+
+    places: Array
+    sizes: Array
+    """Bytes."""
+    heights: Array
+    widths: Array
+    samplings: Array
+    """See `kernels.COLOUR`."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, which: Any) -> Photos:
+        arrays = (self.places, self.sizes, self.heights, self.widths, self.samplings)
+        return Photos(*(each[which] for each in arrays))
+
+    def divided(self) -> Iterator[Photos]:
+        """As many as may be decoded at once, again and again."""
+        start = 0
+        while start < len(self):
+            some = self[start : start + AT_ONCE]
+            ends = np.cumsum(some.needed().sum(axis=1))
+            count = max(1, int(np.searchsorted(ends, AT_ONCE_BYTES, "right")))
+            yield some[:count]
+            start += count
+
+    def strides(self) -> tuple[Array, Array]:
+        """Of the plane of light, and of those of colour."""
+        coarse = np.where(self.samplings > 0, (self.widths + 1) // 2, self.widths)
+        return _aligned(self.widths), _aligned(coarse)
+
+    def needed(self) -> Array:
+        """The bytes of the planes of each photo, and of its pixels."""
+        stride, coarse_stride = self.strides()
+        coarse = coarse_stride * np.where(self.samplings > 1, (self.heights + 1) // 2, self.heights)
+        return np.column_stack([stride * self.heights, coarse, coarse, _aligned(self.heights * self.widths * 3)])
 
 
 class Line:
-    """What one batch at a time is decoded with: a decoder, its stream, and images that are used again and again.
+    """What one batch at a time is decoded with: a decoder, its stream, and memory for planes and pixels.
 
-    A decoder has the engine work on about 14 photos at once, and turns the colours of each by a kernel, which waits for
-    its turn between those of the model: two lines are faster than one beside a model, and no faster alone.
+    The engine waits for its turn between the kernels of the model: two lines are faster than one beside a model.
     """
 
-    def __init__(self, cupy: Any, codec: Any) -> None:
-        # Images must be gone before the decoder and its stream are, else the process dies: they go in this order.
-        self.images: list[Any] = []
-        backends = [codec.Backend(codec.BackendKind.HW_GPU_ONLY)]
-        # As libjpeg does it, colours between two samples are interpolated.
-        options = ":fancy_upsampling=1"
-        self._decoder = codec.Decoder(max_num_cpu_threads=CPU_THREADS, backends=backends, options=options)
+    def __init__(self, cupy: Any, make_decoder: Callable[[], PlaneDecoder]) -> None:
+        self._cupy, self._make_decoder = cupy, make_decoder
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        params = codec.DecodeParams(apply_exif_orientation=False, color_spec=codec.ColorSpec.SRGB)
-        self._options = {"params": params, "cuda_stream": self.stream.ptr}
+        self._decoder: PlaneDecoder | None = make_decoder()
+        self.memory: Any = None
 
-    def decode(self, streams: Sequence[Any]) -> list[Any]:
-        """An image of the GPU for each; None where the engine gives none."""
-        if len(self.images) < len(streams):
-            self.images = []
-            images = self._decoder.decode(streams, **self._options)
-            self.images = images if None not in images else []
-        else:
-            images = self._decoder.decode(streams, images=self.images[: len(streams)], **self._options)
-        if None in images and len(images) > 1:
-            # One that it does not take may cost others that came with it: each once more, alone.
-            pairs = zip(images, streams, strict=True)
-            images = [image if image is not None else self._alone(stream) for image, stream in pairs]
-        return list(images)
+    def let_go(self) -> None:
+        """Give all memory back. The stream is still."""
+        self._decoder = self.memory = None
 
-    def _alone(self, stream: Any) -> Any:
-        return self._decoder.decode([stream], **self._options)[0]
+    def decode(self, photos: Photos, rows: Any) -> tuple[Array, Array]:
+        """Have photos decoded that lie in these rows, in the order of the stream.
+
+        Returns two tables of addresses: of the planes, and where their pixels are to go, as the kernels read them.
+        """
+        needed, (strides, coarse_strides) = photos.needed(), photos.strides()
+        ends = np.cumsum(needed.reshape(-1))
+        self.stream.synchronize()  # the decoder, and whoever read what it wrote, are through
+        self._take_memory(int(ends[-1]))
+        starts = (_address(self.memory) + ends).reshape(-1, 4) - needed
+        planes = np.zeros(len(photos), PLANES)
+        planes["address"][:, :3] = starts[:, :3]
+        planes["stride"][:, :3] = np.column_stack([strides, coarse_strides, coarse_strides])
+        encoded = (_address(rows) + photos.places * rows[0].nbytes).astype(np.uint64)
+        if self._decoder is None:
+            self._decoder = self._make_decoder()
+        self._decoder.decode(encoded, photos.sizes.astype(np.uint64), planes, self.stream.ptr)
+        table = [starts[:, :3], strides, coarse_strides, photos.widths, photos.heights, photos.samplings, starts[:, 3]]
+        return np.column_stack(table), np.column_stack([starts[:, 3], photos.widths * 3])
+
+    def _take_memory(self, num_bytes: int) -> None:
+        if self.memory is None or self.memory.nbytes < num_bytes:
+            self.memory = None
+            with self.stream:
+                # CuPy keeps what is freed: sizes that double are few.
+                self.memory = self._cupy.empty(1 << (num_bytes - 1).bit_length(), self._cupy.uint8)
+
+
+def _aligned(sizes: Array) -> Array:
+    return -(-sizes // _ALIGNED) * _ALIGNED
+
+
+def _address(array: Any) -> int:
+    return int(array.__cuda_array_interface__["data"][0])
 
 
 def _bytes_of(rows: Array, encoded: Array, place: int) -> Array:

@@ -1,6 +1,47 @@
-"""What runs on the GPU's own cores beside its JPEG engine, as CUDA: photos are resized, and looked through for damage.
+"""What runs on the GPU's own cores beside its JPEG engine, as CUDA: photos are looked through for damage, their planes
+become pixels, and these are resized.
 
-Both are plain C++ but for a few words, and tests compile them for the host.
+All of it is plain C++ but for a few words, and tests compile it for the host.
+"""
+
+COLOUR = r"""
+// Pixels of planes, as libjpeg-turbo makes them to the bit: colour that was sampled more coarsely is interpolated.
+const int HALF_AS_WIDE = 1;  // how coarse the colours are sampled; 0: as the light is, 2: half as wide and half as high
+
+struct Planes {
+    const unsigned char* of[3];
+    long long stride, coarse_stride, width, height, sampling;
+    unsigned char* out;
+};
+
+__device__ int sampled(const Planes& planes, const unsigned char* plane, int x, int y) {
+    if (!planes.sampling) return plane[y * planes.coarse_stride + x];
+    const int wide = (int)(planes.width + 1) / 2, column = x >> 1;
+    const int beside = wide > 2 ? min(max(column + (x & 1 ? 1 : -1), 0), wide - 1) : column;
+    if (planes.sampling == HALF_AS_WIDE) {
+        const unsigned char* line = plane + y * planes.coarse_stride;
+        return (3 * line[column] + line[beside] + 1 + (x & 1)) >> 2;
+    }
+    const int high = (int)(planes.height + 1) / 2, row = y >> 1;
+    const unsigned char* line = plane + row * planes.coarse_stride;
+    if (wide <= 2) return line[column];
+    const unsigned char* next = plane + min(max(row + (y & 1 ? 1 : -1), 0), high - 1) * planes.coarse_stride;
+    return (3 * (3 * line[column] + next[column]) + 3 * line[beside] + next[beside] + 8 - (x & 1)) >> 4;
+}
+
+__device__ unsigned char in_range(int value) { return (unsigned char)min(max(value, 0), 255); }
+
+extern "C" __global__ void colour(const Planes* photos) {
+    const Planes& planes = photos[blockIdx.z];
+    const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
+    if (x >= planes.width || y >= planes.height) return;
+    const int light = planes.of[0][y * planes.stride + x];
+    const int blue = sampled(planes, planes.of[1], x, y) - 128, red = sampled(planes, planes.of[2], x, y) - 128;
+    unsigned char* to = planes.out + (y * planes.width + x) * 3;
+    to[0] = in_range(light + ((91881 * red + 32768) >> 16));  // 1.402 of 65536
+    to[1] = in_range(light + ((-22554 * blue - 46802 * red + 32768) >> 16));  // 0.34414, 0.71414
+    to[2] = in_range(light + ((116130 * blue + 32768) >> 16));  // 1.772
+}
 """
 
 RESIZE = r"""
@@ -165,6 +206,7 @@ struct Photo {
     Codes tables[4];  // two for the first number of a block, two for the others
     const unsigned char *scan, *end;
     int interval, blocks, blocks_of_unit;
+    int width, height, sampling;
     int parts;  // of each lane; 0: the photo is read by one lane
     int changed;  // the last round in which a lane read
     unsigned char choices[48];  // which tables are for a block of a unit: for its first number, and << 4 for the others
@@ -174,7 +216,7 @@ struct Photo {
     int found[LANES * MOST_PARTS];  // how many blocks end in each; -1: damage, if it was read from the right state
 };
 
-static_assert(sizeof(Photo) == 7048, "see CHECK_BYTES");
+static_assert(sizeof(Photo) == 7064, "see CHECK_BYTES");
 
 // Its state where a part begins is a number: how many bits of the part belong to the code before, which block of a unit
 // it is in, and at which place of that. 0 is the true one of the first part, and the guess for others.
@@ -265,7 +307,7 @@ __device__ bool read_header(const unsigned char* data, long long size, Photo& ph
         if (marker == 0xDA) {
             if (!frame || content + 10 > end || content[0] != 3 || frame[5] != 3) return false;
             if (quanta < 0 || content[7] != 0 || content[8] != 63 || content[9] != 0) return false;
-            int across = 1, down = 1, blocks = 0;
+            int across = 1, down = 1, blocks = 0, coarse_blocks = 0;
             for (int c = 0; c < 3; c++) {
                 const unsigned char* component = frame + 6 + 3 * c;
                 const int wide = component[1] >> 4, high = component[1] & 15, both = content[2 + 2 * c];
@@ -274,10 +316,16 @@ __device__ bool read_header(const unsigned char* data, long long size, Photo& ph
                 if (component[2] > 3 || !(quanta >> component[2] & 1)) return false;
                 if (!tables[both >> 4].is_there || !tables[2 + (both & 1)].is_there) return false;
                 for (int n = 0; n < wide * high; n++) photo.choices[blocks++] = both >> 4 | (2 + (both & 1)) << 4;
+                if (c) coarse_blocks += wide * high;
                 if (wide > across) across = wide;
                 if (high > down) down = high;
             }
+            // Only three samplings are known to `colour`, with one block of each colour in a unit.
+            if (coarse_blocks != 2 || across > 2 || down > across || blocks != 2 + across * down) return false;
             const int height = frame[1] << 8 | frame[2], width = frame[3] << 8 | frame[4];
+            photo.width = width;
+            photo.height = height;
+            photo.sampling = across - 1 + down - 1;
             const int units = ((width + 8 * across - 1) / (8 * across)) * ((height + 8 * down - 1) / (8 * down));
             photo.scan = at;
             photo.end = end;
@@ -373,7 +421,7 @@ __device__ bool is_whole(const Photo& photo) {
 }
 
 extern "C" __global__ void check(const unsigned char* rows, const long long* places, const long long* sizes,
-                                 long long row_bytes, unsigned char* found, int photos) {
+                                 long long row_bytes, int* found, int photos) {
     extern __shared__ unsigned char memory[];
     const int warp = threadIdx.x / 32, number = blockIdx.x * (blockDim.x / 32) + warp;
     if (number >= photos) return;
@@ -382,16 +430,20 @@ extern "C" __global__ void check(const unsigned char* rows, const long long* pla
         photo.ends[lane] = 0;
         if (lane == 0) {
             photo.changed = photo.parts = photo.starts[0] = 0;
-            found[number] = read_header(rows + places[number] * row_bytes, sizes[number], photo);
+            // What is found of a photo: whether it is whole, its height and width, and how its colours were sampled.
+            found[4 * number] = read_header(rows + places[number] * row_bytes, sizes[number], photo);
+            found[4 * number + 1] = photo.height;
+            found[4 * number + 2] = photo.width;
+            found[4 * number + 3] = photo.sampling;
         }
     }
     if (photo.parts) read_pieces(photo);
     EACH_LANE {
-        if (lane == 0 && found[number]) found[number] = is_whole(photo);
+        if (lane == 0 && found[4 * number]) found[4 * number] = is_whole(photo);
     }
 }
 """
 CHECKED_AT_ONCE = 8
 """Photos of a block of threads, a warp for each."""
-CHECK_BYTES = CHECKED_AT_ONCE * 7048
+CHECK_BYTES = CHECKED_AT_ONCE * 7064
 """Shared memory of such a block: what is known of each photo."""

@@ -1,0 +1,107 @@
+"""nvJPEG, NVIDIA's library for the JPEG engine of a GPU, by ctypes: JPEGs become planes on the GPU.
+
+Planes are what a JPEG has inside: one of light, and two of colour, often at half the size. Of these, libjpeg-turbo's
+own pixels can be made; nvJPEG rounds its RGB otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import Any
+
+import numpy as np
+
+from penstock.core.records import Array
+
+PLANES = np.dtype([("address", np.uint64, 4), ("stride", np.uint64, 4)])
+"""Where the planes of a photo go: `nvjpegImage_t`. Three of the four are used."""
+
+_ENGINE_READS_GPU = 5  # NVJPEG_BACKEND_HARDWARE_DEVICE
+_TO_PLANES = 1  # NVJPEG_OUTPUT_YUV
+_REFUSED = (3, 4, 9, 10)  # bad, not supported, not implemented, incomplete
+_NO_ENGINE = (7, 9)  # NVJPEG_STATUS_ARCH_MISMATCH, NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED
+_NO_MEMORY = 5  # NVJPEG_STATUS_ALLOCATOR_FAILURE
+_NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12")
+
+
+class NvJpegError(Exception):
+    """A call of nvJPEG failed."""
+
+    def __init__(self, call: str, status: int) -> None:
+        super().__init__(f"{call} returned {status}{': out of memory' if status == _NO_MEMORY else ''}")
+        self.is_refusal = status in _REFUSED
+        self.is_without_engine = status in _NO_ENGINE
+
+
+def find_library() -> Any:
+    """nvJPEG, from its package or from the system. It is light, and touches no GPU before it is called.
+
+    Raises:
+        OSError: It is not there.
+    """
+    try:
+        return ctypes.CDLL(importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("nvjpeg").abs_path)
+    except (ImportError, RuntimeError, OSError):
+        pass
+    for name in _NAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            missing = error
+    raise missing
+
+
+def version_of(library: Any) -> str:
+    numbers = []
+    for place in range(3):
+        number = ctypes.c_int()
+        library.nvjpegGetProperty(place, ctypes.byref(number))
+        numbers.append(str(number.value))
+    return ".".join(numbers)
+
+
+class PlaneDecoder:
+    """One user of the engine: its calls come one after the other."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("nvjpegCreateEx", _ENGINE_READS_GPU, None, None, 0, ctypes.byref(self._handle))
+        self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
+        self._made_for = 0
+        self._given: tuple[Array, ...] = ()
+
+    def decode(self, addresses: Array, sizes: Array, planes: Array, stream: int) -> None:
+        """Have photos decoded, in the order of a stream. What came before must be over.
+
+        Args:
+            addresses: Where each lies on the GPU.
+            sizes: How many bytes it has.
+            planes: Where its planes go.
+            stream: The stream of CUDA.
+
+        Raises:
+            NvJpegError: It does not take one of them, or memory is short; nothing is known of any of them then.
+        """
+        assert addresses.dtype == sizes.dtype == np.uint64
+        assert planes.dtype == PLANES
+        self._given = (addresses, sizes, planes)  # who knows for how long they are read
+        if len(sizes) != self._made_for:
+            threads = 1
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, len(sizes), threads, _TO_PLANES)
+        self._made_for = 0
+        given = [ctypes.c_void_p(each.ctypes.data) for each in self._given]
+        self._call("nvjpegDecodeBatched", self._handle, self._state, *given, ctypes.c_void_p(stream))
+        self._made_for = len(sizes)
+
+    def __del__(self) -> None:
+        if self._state:
+            self._library.nvjpegJpegStateDestroy(self._state)
+        if self._handle:
+            self._library.nvjpegDestroy(self._handle)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise NvJpegError(name, status)
