@@ -21,6 +21,7 @@ from PIL import Image
 
 from penstock.core.deferred import BadRows
 from penstock.core.records import Array
+from penstock.jobs.device_decoding import LEAST_ROWS
 from penstock.options.records import INTERPOLATIONS, RESIZES
 from penstock.pool.devices.inventory import gpu_devices
 from penstock.sources.images import engine
@@ -37,6 +38,9 @@ pytestmark = [
     pytest.mark.skipif(not gpu_devices(), reason="there is no GPU here"),
     pytest.mark.skipif(not engine.is_installed(), reason="nvJPEG or CuPy is not installed"),
 ]
+
+
+PILLOW = ("--interpolation", "pillow-bilinear")
 
 
 def jpeg(number: int, sampling: str = "420", size: tuple[int, int] | None = None) -> bytes:
@@ -174,7 +178,7 @@ def arguments(
 ) -> tuple[object, ...]:
     return (
         "predict", model, folder, "--output", output, "--runtime", runtime, "--devices", "gpu", "--batch-size", 64,
-        "--part-rows", 500, "--plan", "off", "--interpolation", "pillow-bilinear", "--decoder", decoder, *more,
+        "--part-rows", 500, "--plan", "off", "--decoder", decoder, *(more or PILLOW),
     )  # fmt: skip
 
 
@@ -199,6 +203,13 @@ def scores_in(output: Path) -> Array:
     return np.stack(table[name].to_numpy())
 
 
+def check_same(found: Path, expected: Path) -> None:
+    names = sorted(path.name for path in expected.glob("part-*"))
+    assert names
+    assert all((found / name).read_bytes() == (expected / name).read_bytes() for name in names)
+    assert failures_in(found) == failures_in(expected)
+
+
 def check_best(found: Array, expected: Array) -> None:
     """The best class of every row is the same, but for ties."""
     differs = np.flatnonzero(found.argmax(axis=1) != expected.argmax(axis=1))
@@ -207,12 +218,25 @@ def check_best(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-3 * np.ptp(expected))
 
 
-def test_answers_and_failures_are_those_of_the_loaders(whole: dict[str, Path]) -> None:
+def test_answers_and_failures_are_those_of_the_loaders_to_the_bit(whole: dict[str, Path]) -> None:
     assert len(failures_in(whole["cpu"]).splitlines()) == 20
-    assert failures_in(whole["gpu:0.5"]) == failures_in(whole["cpu"])
-    cpu, mixed = (read_rows(output) for output in whole.values())
-    assert cpu.column("row").equals(mixed.column("row"))
-    check_best(scores_in(whole["gpu:0.5"]), scores_in(whole["cpu"]))
+    check_same(whole["gpu:0.5"], whole["cpu"])
+
+
+def test_the_engine_is_taken_unasked_in_a_long_job_where_it_makes_the_same_pixels(
+    model: Path, folder: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(LEAST_ROWS):
+        (tmp_path / "many" / f"{number:05d}.jpg").hardlink_to(folder / f"{number % 6000:05d}.jpg")
+    for decoder, interpolation in (("auto", "pillow-bilinear"), ("cpu", "pillow-bilinear"), ("auto", "keras")):
+        output = tmp_path / f"{decoder}-{interpolation}"
+        more = ("--interpolation", interpolation)
+        ran = penstock_run(*arguments(model, tmp_path / "many", output, decoder, "jax", *more))
+        assert ran.returncode == 3, ran.stderr
+        recipe = json.loads((output / "_penstock" / "manifest.json").read_text())["recipe"]
+        assert bool(recipe["engine_share"]) == (output.name == "auto-pillow-bilinear")
+    check_same(tmp_path / "auto-pillow-bilinear", tmp_path / "cpu-pillow-bilinear")
 
 
 def test_tensorflow_takes_rows_from_the_gpu_too(
@@ -220,7 +244,7 @@ def test_tensorflow_takes_rows_from_the_gpu_too(
 ) -> None:
     pytest.importorskip("tensorflow")
     trace = tmp_path / "trace.json"
-    ran = penstock_run(*arguments(model, folder, tmp_path / "out", "gpu", "tensorflow", "--trace", trace))
+    ran = penstock_run(*arguments(model, folder, tmp_path / "out", "gpu", "tensorflow", *PILLOW, "--trace", trace))
     assert ran.returncode == 3, ran.stderr
     assert failures_in(tmp_path / "out") == failures_in(whole["cpu"])
     check_best(scores_in(tmp_path / "out"), scores_in(whole["cpu"]))
@@ -239,10 +263,7 @@ def test_a_killed_and_resumed_job_with_the_mixed_decoder_is_byte_identical(
     process.wait()
     resumed = penstock_run("resume", killed)
     assert resumed.returncode == 3, resumed.stderr
-    names = sorted(path.name for path in whole["gpu:0.5"].glob("part-*"))
-    assert names
-    assert all((killed / name).read_bytes() == (whole["gpu:0.5"] / name).read_bytes() for name in names)
-    assert failures_in(killed) == failures_in(whole["gpu:0.5"])
+    check_same(killed, whole["gpu:0.5"])
 
 
 def test_a_resume_without_the_gpu_is_refused(model: Path, folder: Path, penstock_run: Penstock, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_batches_with_encoded_rows_become_what_loaders_make_of_them(tmp_path: Pa
     draw_folder(tmp_path / "photos", 11)
     (tmp_path / "photos" / "00004.jpg").write_bytes(b"no photo")
     paths = [str(path) for path in sorted((tmp_path / "photos").iterdir())]
-    decoder = HostDecoder(Rendition(engine_share=share), str(tmp_path))
+    decoder = HostDecoder(Rendition(engine_share=share), folder=str(tmp_path))
     job = Job(ImageFiles(paths), (BINDING,), (), 4, decoder=decoder)
     run, span = BatchDecoder(decoder, stays_on_device=True), next(iter(job.source.divide(11)))
     never = HostDecoder(Rendition(engine_share=1e-12))
@@ -242,7 +242,7 @@ def test_replicas_decode_ahead_to_the_same_bits_whoever_reads_runs_and_dies(
         (0.5, False, False, {"lanes": 1}),
         (0.5, True, True, {"has_loader_processes": True, "most_loaders": 1}),
     ):
-        decoder = HostDecoder(Rendition("stretch", "pillow-bilinear", engine_share=share), str(tmp_path))
+        decoder = HostDecoder(Rendition("stretch", "pillow-bilinear", engine_share=share), folder=str(tmp_path))
         job = Job(ImageFiles(paths, ReadOptions(interpolation="pillow-bilinear")), (BINDING,), (), 4, decoder=decoder)
         with engine_of(Colours(takes_over), Timeouts(), [], **placement) as (engine, _):
             engine.load()
@@ -269,12 +269,12 @@ def test_where_there_is_no_memory_for_the_decoder_the_engine_says_so_and_runs_wi
     draw_folder(tmp_path / "photos", 12)
     host_engine(tmp_path, Rendition(), Codec())  # compiled once
     source = ImageFiles([str(path) for path in sorted((tmp_path / "photos").iterdir())])
-    decoder = HostDecoder(Rendition(engine_share=1.0), str(tmp_path), most=most)
+    decoder = HostDecoder(Rendition(engine_share=1.0), folder=str(tmp_path), most=most)
     job = Job(source, (BINDING,), (), 4, decoder=decoder)
     sample = next(iter(source.divide(12)))
     with engine_of(Colours(True), Timeouts(), []) as (engine, _):
         engine.load()
-        with pytest.raises(Undecoded, match="no memory for decoding JPEGs"):
+        with pytest.raises(Undecoded, match="does not decode JPEGs beside the model"):
             engine.prepare(job, engine._placement, sample, Asked(answers_rows=12))
         engine.prepare(replace(job, decoder=None), engine._placement, sample)
         (result,) = engine.run([sample])

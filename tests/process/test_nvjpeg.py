@@ -5,15 +5,22 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.core.decoding import Undecoded
 from penstock.core.memory import speaks_of_memory
-from penstock.sources.images import nvjpeg
+from penstock.errors import DeviceError
+from penstock.sources.images import engine, nvjpeg
+from penstock.sources.images.engine import EngineDecoder
 from penstock.sources.images.nvjpeg import PLANES, NvJpegError, PlaneDecoder
+from penstock.sources.images.resizing import Rendition
+from tests.support.host_engine import host_cupy
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler here")
 
@@ -89,6 +96,19 @@ def test_answers_that_are_no_success_are_errors_that_say_what_they_mean(library:
     assert caught.value.is_without_engine
 
 
+def test_a_gpu_without_an_engine_is_told_where_one_was_asked_for_and_else_loaders_decode(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "find_library", lambda: library)
+    monkeypatch.setitem(sys.modules, "cupy", host_cupy(lambda name: SimpleNamespace()))
+    ctypes.c_int.in_dll(library, "answer").value = 7
+    with pytest.raises(DeviceError, match="this GPU has no JPEG engine"):
+        EngineDecoder(Rendition(engine_share=0.5)).open()
+    with pytest.raises(Undecoded, match="this GPU has no JPEG engine"):
+        EngineDecoder(Rendition(engine_share=0.5), is_asked_for=False).open()
+    assert value(library, "open_things") == 0
+
+
 def test_the_version_is_that_of_the_library_itself(library: Any) -> None:
     assert nvjpeg.version_of(library) == "12.13.14"
 
@@ -96,7 +116,8 @@ def test_the_version_is_that_of_the_library_itself(library: Any) -> None:
 def test_what_was_made_is_given_back(library: Any) -> None:
     decoder = PlaneDecoder(library)
     assert value(library, "open_things") == 2
-    del decoder
+    decoder.close()
+    decoder.close()
     assert value(library, "open_things") == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,8 @@ class Codec:
         self._refused, self._most = refused, most
         self.calls: list[int] = []
 
+    def close(self) -> None: ...
+
     def decode(self, addresses: Any, sizes: Any, planes: Any, stream: int) -> None:
         self.calls.append(len(sizes))
         if self._most is not None and len(self.calls) > self._most:
@@ -168,14 +171,17 @@ def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
 
         return launch
 
+    return JpegEngine(host_cupy(kernel), lambda: codec, rendition)  # type: ignore[arg-type, return-value]
+
+
+def host_cupy(kernel: Callable[[str], Any]) -> Any:
+    """What of CuPy is called, with kernels by their names."""
     memory = SimpleNamespace(OutOfMemoryError=MemoryError)
-    cupy = SimpleNamespace(
+    return SimpleNamespace(
         cuda=SimpleNamespace(Stream=_Stream, memory=memory),
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
         RawKernel=lambda source, name: kernel(name),
         empty=lambda shape, dtype: np.empty(shape, dtype).view(Pixels),
-        asarray=np.ascontiguousarray,
-        ascontiguousarray=np.ascontiguousarray,
+        asarray=np.asarray,
         uint8=np.uint8,
     )
-    return JpegEngine(cupy, lambda: codec, rendition)  # type: ignore[arg-type, return-value]

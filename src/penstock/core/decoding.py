@@ -9,7 +9,8 @@ from penstock.errors import OutOfMemory
 
 
 class Undecoded(OutOfMemory):
-    """The device has no memory for decoding rows beside the model. Loaders can decode all of them instead."""
+    """The device has no memory for decoding rows beside the model, or cannot do it, and nobody asked for it. Loaders
+    can decode all of them instead."""
 
 
 class OnDevice:
@@ -68,6 +69,10 @@ class Decoder(Protocol):
         runs would hold that up."""
         ...
 
+    def close(self) -> None:
+        """Give its memory on the device back. Nothing is decoded any more."""
+        ...
+
 
 class DeviceDecoder(Protocol):
     """How a share of the rows is decoded on a device. Picklable and light: libraries are imported in `open`."""
@@ -79,7 +84,7 @@ class DeviceDecoder(Protocol):
         """Start it in this process, whose device was pinned before.
 
         Raises:
-            DeviceError: A library is missing, or the device cannot do it.
-            OutOfMemory: The device has no memory left for it.
+            DeviceError: A library is missing, or the device cannot do it, which was asked for.
+            OutOfMemory: The device has no memory left for it; `Undecoded` where it cannot do it, unasked.
         """
         ...

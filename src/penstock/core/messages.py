@@ -261,7 +261,7 @@ class Prepared:
     where it takes no whole numbers. `first` are some of the first rows that have answers, as a Result has them, where
     the job's function behind the model is to learn from them. `state`: what a call changes in the model; where the job
     did not know of it, all else in this record is empty, and the job has to be prepared once more. `marks`: what
-    of this took how long. `undecoded` is why the device has no memory for decoding rows: then all else is
+    of this took how long. `undecoded` is why the device does not decode rows: then all else is
     empty, too."""
 
     outputs: tuple[TensorSpec, ...]

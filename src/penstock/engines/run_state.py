@@ -257,7 +257,7 @@ class RunState:
     def _ready(self, number: int, prepared: messages.Prepared) -> None:
         if prepared.undecoded is not None:
             error = Undecoded(
-                f"{self._replicas[number].device} has no memory for decoding JPEGs beside the model",
+                f"{self._replicas[number].device} does not decode JPEGs beside the model",
                 received=prepared.undecoded,
                 hint="--decoder cpu",
             )

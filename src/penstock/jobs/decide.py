@@ -203,8 +203,8 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         is_traced=options.trace is not None,
         seed=states.seed_of(options, is_live=setting.is_live),
     )
-    job = with_decoder(job, setting, options, request.recipe)
     placement = placing.with_loaders(setting.placement, job, options.loaders)
+    job = with_decoder(job, replace(setting, placement=placement), options, request.recipe)
     if resumed is not None and resumed.recipe.state != NONE:
         job, placement = states.settled(job, placement, signature, resumed.recipe.state)
     setting = replace(setting, placement=placement)
@@ -368,16 +368,16 @@ def with_state(decision: Decision, state: State) -> Decision:
 
 
 def without_decoder(decision: Decision, error: Undecoded) -> Decision:
-    """The job with all photos decoded by loaders, because the device has no memory for it.
+    """The job with all photos decoded by loaders, because the device does not decode any.
 
     Raises:
         DeviceError: The job is resumed, and began with photos that were decoded there.
     """
     if decision.is_resumed:
         raise DeviceError(
-            "the job was begun with a GPU that decodes its JPEGs, and there is no memory for that",
+            "the job was begun with a GPU that decodes its JPEGs, and now it does not",
             received=error.received,
-            hint="make room on the GPU",
+            hint="make room on the GPU, or go on where the job was begun",
         ) from error
     note = f"loaders decode all photos: {error.problem} ({error.received})"
     return replace(decision, job=replace(decision.job, decoder=None), notes=(*decision.notes, note))

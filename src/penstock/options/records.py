@@ -344,8 +344,8 @@ class PredictOptions:
     memory_fraction: float = _run(_MEMORY, SPEED, RUN, default=0.85,
         help="The share of a device's free memory that may be taken.")
     decoder: str = _run(kinds.DECODER, SPEED, NO_KEY, default="auto",
-        help="Who decodes JPEGs: cpu: the loaders; gpu: the engine of the GPU, where it takes them; gpu:0.4: it takes "
-        "that share. Default: the loaders.")
+        help="Who decodes JPEGs: cpu: the loaders; gpu: the engine of the GPU beside them; gpu:0.4: that share of "
+        "them; auto: the engine, too, in a long job where it makes the loaders' pixels to the bit.")
     plan: Any = _run(kinds.PLAN, OUTPUT, NO_KEY,
         help="Go by this plan of `penstock plan --json`; off: by rules of thumb. Default: a cached one, or a search.")
     trace: str | None = _run(kinds.path("FILE"), NOTHING, NO_KEY,

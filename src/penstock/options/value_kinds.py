@@ -65,14 +65,14 @@ def choice(*names: str) -> Kind:
 _DECODER = re.compile(r"auto|cpu|gpu(:0?\.0*[1-9][0-9]{0,5}|:1(\.0*)?)?")
 
 
-def engine_share(decoder: str) -> float:
-    """The share of photos that the engine of a GPU decodes.
+def engine_share(decoder: str) -> float | None:
+    """The share of photos that the engine of a GPU is to decode; None where the machine decides.
 
-    >>> engine_share("cpu"), engine_share("gpu"), engine_share("gpu:0.4")
-    (0.0, 1.0, 0.4)
+    >>> engine_share("cpu"), engine_share("gpu"), engine_share("gpu:0.4"), engine_share("auto")
+    (0.0, None, 0.4, None)
     """
     who, _, share = decoder.partition(":")
-    return float(share or 1) if who == "gpu" else 0.0
+    return float(share) if share else 0.0 if who == "cpu" else None
 
 
 def _check_decoder(name: str, value: Any) -> None:

@@ -58,6 +58,10 @@ class BatchDecoder:
             for shape in self._shapes.values():
                 self._decoder.reserve(shape, batches, THREADS)
 
+    def close(self) -> None:
+        """Give back what decoding takes on the device."""
+        self._decoder.close()
+
 
 class Places:
     """How many decoded batches there may be at once, from the beginning of their decoding to the end of their run."""

@@ -57,6 +57,9 @@ class Negatives:
         self.reserved.append((shape, batches, at_once))
         self.begin()
 
+    def close(self) -> None:
+        pass
+
     def _fetch(self, decoded: Array) -> Array:
         self.fetched.append(1)
         return decoded

@@ -191,9 +191,9 @@ class ReplicaProcess:
         try:
             return self._prepare_pipeline(message)
         except Undecoded as error:
-            self._decoder = None
+            self._decode_by(None)
             self._let_go_of_memory()
-            return messages.Prepared((), 0.0, undecoded=error.received or error.problem)
+            return messages.Prepared((), 0.0, undecoded=f"{error.problem}: {error.received}")
 
     def _prepare_pipeline(self, message: messages.Prepare) -> messages.Prepared:
         assert self._replica is not None
@@ -202,7 +202,7 @@ class ReplicaProcess:
             # Both take seconds with large batches on a GPU, and neither needs the other.
             decoder = self._background.submit(self._open_decoder, message)
             batches = self._first_batches(message)
-            self._decoder = decoder.result()
+            self._decode_by(decoder.result())
             more = self._decoded(batches, message.sample)
             batch = next(more)
         self._room = self._room_of(batch, message)
@@ -261,6 +261,11 @@ class ReplicaProcess:
         takes_over = isinstance(self._replica, TakingOver) and self._replica.takes_over()
         with self._doing(DECODER), _decoding():
             return BatchDecoder(kind, stays_on_device=takes_over)
+
+    def _decode_by(self, decoder: BatchDecoder | None) -> None:
+        if self._decoder is not None and self._decoder is not decoder:
+            self._decoder.close()
+        self._decoder = decoder
 
     def _decoded(self, batches: Iterator[Batch], sample: Span) -> Iterator[Batch]:
         for batch in batches:

@@ -1,5 +1,6 @@
-"""The JPEG engine of a GPU, through nvJPEG: photos are decoded there, and small kernels make pixels of them and resize
-them. All pixels are libjpeg-turbo's.
+"""The JPEG engine of a GPU, through nvJPEG: photos are decoded there, and small kernels resize them.
+
+Pixels are libjpeg-turbo's to the bit, before resizing, as a kernel makes them of the planes that nvJPEG gives.
 
 All rows of a batch come together in one array there, which frameworks take over.
 """
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from penstock.core.decoding import OnDevice
+from penstock.core.decoding import OnDevice, Undecoded
 from penstock.core.deferred import BadRows
 from penstock.core.memory import speaks_of_memory
 from penstock.core.queues import drained
@@ -59,12 +60,21 @@ class EngineDecoder:
     """See `core.decoding.DeviceDecoder`."""
 
     rendition: Rendition
+    is_asked_for: bool = True
 
     @property
     def share(self) -> float:
         return self.rendition.engine_share
 
     def open(self) -> JpegEngine:
+        try:
+            return self._open()
+        except DeviceError as error:
+            if self.is_asked_for:
+                raise
+            raise Undecoded(error.problem, received=error.received) from None
+
+    def _open(self) -> JpegEngine:
         try:
             cupy, library = importlib.import_module("cupy"), find_library()
         except (ImportError, OSError) as error:
@@ -73,7 +83,10 @@ class EngineDecoder:
             ) from None
         try:
             engine = JpegEngine(cupy, lambda: PlaneDecoder(library), self.rendition)
-            engine.try_out()
+            with contextlib.ExitStack() as on_failure:
+                on_failure.callback(engine.close)
+                engine.try_out()
+                on_failure.pop_all()
         except Exception as error:
             short = _what_was_short(cupy, error)
             if short is not None:
@@ -130,6 +143,11 @@ class JpegEngine:
             self._within_memory(lambda: [held.enter_context(self.line()) for _ in range(at_once)])
         self._within_memory(lambda: [self._room(shape) for _ in range(batches)])
 
+    def close(self) -> None:
+        """See `core.decoding.Decoder`."""
+        for line in drained(self._idle):
+            line.close()
+
     @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
         """A line for one batch, of those that no other thread has now, or a new one."""
@@ -159,7 +177,7 @@ class JpegEngine:
                 raise
         # Outside the except block: the traceback of the error holds what is on the GPU.
         for line in drained(self._idle):
-            line.let_go()
+            line.close()
             self._idle.put(line)
         self._cupy.get_default_memory_pool().free_all_blocks()
         raise short
@@ -224,7 +242,7 @@ class JpegEngine:
 
     def _run(self, kernel: str, size: tuple[int, int], photos: int, *arguments: Any) -> None:
         grid = (-(-size[0] // _SIDES[0]), -(-size[1] // _SIDES[1]), photos)
-        on_gpu = [self._cupy.ascontiguousarray(each) if isinstance(each, np.ndarray) else each for each in arguments]
+        on_gpu = [self._cupy.asarray(each, order="C") if isinstance(each, np.ndarray) else each for each in arguments]
         self._kernels[kernel](grid, _SIDES, tuple(on_gpu))
 
     def _decode_here(self, data: Array, place: int, pixels: Any, line: Line, bad: BadRows) -> None:
@@ -314,8 +332,10 @@ class Line:
         self._decoder: PlaneDecoder | None = make_decoder()
         self.memory: Any = None
 
-    def let_go(self) -> None:
-        """Give all memory back. The stream is still."""
+    def close(self) -> None:
+        """Give all memory back; the next call takes it anew. The stream is still."""
+        if self._decoder is not None:
+            self._decoder.close()
         self._decoder = self.memory = None
 
     def decode(self, photos: Photos, rows: Any) -> tuple[Array, Array]:

@@ -1,6 +1,6 @@
-"""What runs on the GPU's own cores beside its JPEG engine, as CUDA: photos are looked through for damage, their planes
-become pixels, and these are resized.
+"""What runs on the GPU's own cores beside its JPEG engine, as CUDA.
 
+Photos are looked through for damage, the planes that the engine gives become pixels, and these are resized.
 All of it is plain C++ but for a few words, and tests compile it for the host.
 """
 

@@ -68,7 +68,11 @@ class PlaneDecoder:
         self._library = library
         self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("nvjpegCreateEx", _ENGINE_READS_GPU, None, None, 0, ctypes.byref(self._handle))
-        self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
+        try:
+            self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
+        except NvJpegError:
+            self.close()
+            raise
         self._made_for = 0
         self._given: tuple[Array, ...] = ()
 
@@ -95,11 +99,13 @@ class PlaneDecoder:
         self._call("nvjpegDecodeBatched", self._handle, self._state, *given, ctypes.c_void_p(stream))
         self._made_for = len(sizes)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Give its memory on the GPU back. What it was to decode must be over."""
         if self._state:
             self._library.nvjpegJpegStateDestroy(self._state)
         if self._handle:
             self._library.nvjpegDestroy(self._handle)
+        self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)

@@ -40,6 +40,12 @@ def may_have_engine(rendition: Rendition) -> bool:
     return not rendition.fast_decode and rendition.resize != KEEP and rendition.interpolation not in NOT_AS_SUMS
 
 
+def has_same_pixels(rendition: Rendition) -> bool:
+    """Whether the pixels of the engine are those of the loaders to the bit: sums in whole numbers have one answer."""
+    is_whole = rendition.library in ("pillow", "torchvision") or rendition.interpolation == "opencv-linear"
+    return is_whole and may_have_engine(rendition)
+
+
 def _is_plain(data: bytes | memoryview, rendition: Rendition) -> bool:
     scan = _scan_of_baseline(data)
     if scan is None or (rendition.is_turned and jpeg_orientation(data) != 1):
