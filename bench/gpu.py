@@ -1,7 +1,7 @@
 """E: ResNet50 on uint8 arrays, `penstock predict` against the bare compiled step on data already on the GPU.
 
-`python -m bench.gpu --runtime jax --images 60000 --batch 512`. With `--auto`, the batch size that a plan chooses is
-held against a sweep over batch sizes instead; with `--start`, the start is timed by its steps, cold and warm; with
+`python -m bench.gpu --runtime jax --images 60000,240000 --batch 512`. With `--auto`, the batch size that a plan chooses
+is held against a sweep over batch sizes instead; with `--start`, the start is timed by its steps, cold and warm; with
 `--photos FOLDER`, JPEG files are predicted and held against `tf.data`. It needs a GPU, penstock, numpy, Keras and the
 runtime's framework, and nothing of the other workloads' environment.
 """
@@ -60,7 +60,7 @@ class GpuJob:
 
     @property
     def images(self) -> Path:
-        return self.root / "images"
+        return self.root / f"images-{self.num_images}"
 
     def save_model(self, action: str = "save", *more: str) -> None:
         """Save the model in a process without a GPU, which leaves no trace on the card."""
@@ -101,35 +101,49 @@ class GpuJob:
         return run(command, env)
 
 
-def write_images(folder: Path, num_images: int) -> None:
-    """Write one file of random images, and list it under more names until the count is reached."""
+def write_images(folder: Path, num_images: int, like: Path | None = None) -> None:
+    """Write one file of random images, or take that of a folder, and list it under more names up to the count."""
     folder.mkdir()
     per_file = min(IMAGES_PER_FILE, num_images)
     num_files, rest = divmod(num_images, per_file)
     if rest:
         raise BenchError(f"--images must be a multiple of {per_file}, received {num_images}")
     first = folder / "images-000.npy"
-    array = np.lib.format.open_memmap(first, "w+", np.uint8, (per_file, *IMAGE_SHAPE))
-    rng = np.random.default_rng(0)
-    for begin in range(0, per_file, 1000):
-        piece = array[begin : begin + 1000]
-        piece[:] = rng.integers(0, 256, piece.shape, dtype=np.uint8)
-    array.flush()
+    if like is not None:
+        os.link(like / first.name, first)
+    else:
+        _draw(first, per_file)
     for index in range(1, num_files):
         os.link(first, folder / f"images-{index:03d}.npy")
 
 
-def measure(job: GpuJob, repeats: int, is_predict_measured: bool) -> tuple[list[Line], dict[str, Any]]:
-    """Measure the sides in turn; the first is the one that Penstock is held against."""
-    job.save_model()
-    write_images(job.images, job.num_images)
-    rates = interleave({"bare step": job.bare_step, "penstock": job.penstock}, repeats)
+def _draw(path: Path, num_images: int) -> None:
+    array = np.lib.format.open_memmap(path, "w+", np.uint8, (num_images, *IMAGE_SHAPE))
+    rng = np.random.default_rng(0)
+    for begin in range(0, num_images, 1000):
+        piece = array[begin : begin + 1000]
+        piece[:] = rng.integers(0, 256, piece.shape, dtype=np.uint8)
+    array.flush()
+
+
+def measure(jobs: list[GpuJob], repeats: int, is_predict_measured: bool) -> tuple[list[Line], dict[str, Any]]:
+    """Measure the sides in turn, jobs of several sizes beside one bare step, which Penstock is held against."""
+    first, *others = jobs
+    first.save_model()
+    write_images(first.images, first.num_images)
+    for job in others:
+        write_images(job.images, job.num_images, like=first.images)
+    sides = {"bare step": first.bare_step} | {f"penstock, {job.num_images:,} images": job.penstock for job in jobs}
+    rates = interleave(sides, repeats)
     if is_predict_measured:
-        rates["model.predict"] = [job.model_predict()]
+        rates["model.predict"] = [first.model_predict()]
     medians = {name: median(values) for name, values in rates.items()}
-    line = partial(_line, job, medians["penstock"])
-    bars = {"bare step": BARS.get((job.dtype_policy, job.num_images < SHORT_RUN)), "model.predict": None}
-    return [line(name, medians[name], bar) for name, bar in bars.items() if name in medians], rates
+    lines = []
+    for job in jobs:
+        line = partial(_line, job, medians[f"penstock, {job.num_images:,} images"])
+        bars = {"bare step": BARS.get((job.dtype_policy, job.num_images < SHORT_RUN)), "model.predict": None}
+        lines += [line(name, medians[name], bar) for name, bar in bars.items() if name in medians]
+    return lines, rates
 
 
 def measure_choice(job: GpuJob) -> tuple[list[Line], dict[str, Any]]:
@@ -157,14 +171,15 @@ def measure_job_of_photos(job: GpuJob, options: argparse.Namespace) -> tuple[lis
 
 
 def _line(job: GpuJob, ours: float, peer_name: str, peer: float, bar: Bar | None) -> Line:
-    what = f"ResNet50 {job.dtype_policy}, {job.runtime}, batch {job.batch_size}, against {peer_name}"
+    what = f"ResNet50 {job.dtype_policy}, {job.num_images:,} images, {job.runtime}, batch {job.batch_size}"
+    what += f", against {peer_name}"
     return Line("E", what, "images/s", ours, peer, ours / peer, bar)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--runtime", choices=("jax", "tensorflow"), required=True)
-    parser.add_argument("--images", type=int, default=60_000)
+    parser.add_argument("--images", default="60000", help="how many; several in turn, as 60000,240000")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--dtype-policy", default="float32", help="such as mixed_bfloat16")
     parser.add_argument("--devices", default="gpu", help="as `penstock predict` takes it")
@@ -174,7 +189,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--auto", action="store_true", help="a plan's batch size against a sweep over batch sizes")
     parser.add_argument("--start", action="store_true", help="the start by its steps, cold and warm")
     parser.add_argument("--photos", type=Path, help="a folder of JPEG files, which are repeated under other names")
-    parser.add_argument("--decoders", default="gpu:0.4", help="with --photos: as in cpu,gpu,gpu:0.4")
+    parser.add_argument("--decoders", default="gpu", help="with --photos: as in cpu,gpu,gpu:0.4")
     parser.add_argument("--distinct", type=int, default=0, help="with --photos: so many different cuts of them")
     parser.add_argument("--peer-batch", type=int, default=256, help="with --photos: the batch size of model.predict")
     parser.add_argument("--no-peer", action="store_true", help="with --photos: without tf.data")
@@ -187,15 +202,19 @@ def main(arguments: list[str]) -> int:
     """Run E for one runtime and return the exit code."""
     options = _parse(arguments)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as root:
-        job = GpuJob(
-            runtime=options.runtime,
-            dtype_policy=options.dtype_policy,
-            num_images=options.images,
-            batch_size=options.batch,
-            devices=options.devices,
-            seconds=options.seconds,
-            root=Path(root),
-        )
+        jobs = [
+            GpuJob(
+                runtime=options.runtime,
+                dtype_policy=options.dtype_policy,
+                num_images=int(num_images),
+                batch_size=options.batch,
+                devices=options.devices,
+                seconds=options.seconds,
+                root=Path(root),
+            )
+            for num_images in options.images.split(",")
+        ]
+        job = jobs[0]
         try:
             if options.start:
                 lines, rates = measure_ready(job)
@@ -204,7 +223,7 @@ def main(arguments: list[str]) -> int:
             elif options.auto:
                 lines, rates = measure_choice(job)
             else:
-                lines, rates = measure(job, options.repeats, options.model_predict)
+                lines, rates = measure(jobs, options.repeats, options.model_predict)
         except BenchError as error:
             print(f"E failed: {error}", file=sys.stderr)
             return 1
