@@ -1,12 +1,13 @@
 """Check that input files did not change: by size and time while a job runs, by digests when it is resumed.
 
-A digest is taken when the result of a span is written. The bytes are still in the page cache then, and are the bytes
+A digest is taken when the result of a span is there. The bytes are still in the page cache then, and are the bytes
 that were read, as the file has the size and the time of the listing. Objects in a store have no digest: their ETag
 changes with them, and reading them twice would cost money.
 """
 
 import functools
 import os
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import google_crc32c
@@ -67,11 +68,15 @@ def find_changed(fragments: Iterable[Fragment]) -> InputError | None:
 
 
 class Digester:
-    """Digests what spans were read from, 8 hexadecimal digits for each extent; nothing where there are no files."""
+    """Digests what spans were read from, 8 hexadecimal digits for each extent; nothing where there are no files.
+
+    A few threads may use it at once.
+    """
 
     def __init__(self, source: Source, columns: Sequence[str]) -> None:
         self._source = source
         self._columns = columns
+        self._turn = threading.Lock()
         self._digest = functools.lru_cache(_KNOWN_EXTENTS)(_of_bytes)
 
     def digest(self, span: Span) -> str:
@@ -80,7 +85,9 @@ class Digester:
         Raises:
             InputError: A file changed since it was listed.
         """
-        return "".join(map(self._as_listed, _extents_now(self._source, span, self._columns)))
+        with self._turn:  # a source opens files to find out what is where
+            extents = _extents_now(self._source, span, self._columns)
+        return "".join(map(self._as_listed, extents))
 
     def _as_listed(self, extent: Extent) -> str:
         """The digest of an extent whose file is as it was listed."""
