@@ -176,10 +176,18 @@ def _line(job: GpuJob, ours: float, peer_name: str, peer: float, bar: Bar | None
     return Line("E", what, "images/s", ours, peer, ours / peer, bar)
 
 
+def _sizes(text: str) -> list[int]:
+    """The sizes of jobs, each once; of several, each has whole files."""
+    sizes = [int(each) for each in text.split(",")]
+    if min(sizes) < 1 or len(set(sizes)) < len(sizes) or (len(sizes) > 1 and any(s % IMAGES_PER_FILE for s in sizes)):
+        raise argparse.ArgumentTypeError(f"sizes differ, and several are multiples of {IMAGES_PER_FILE:,}")
+    return sizes
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--runtime", choices=("jax", "tensorflow"), required=True)
-    parser.add_argument("--images", default="60000", help="how many; several in turn, as 60000,240000")
+    parser.add_argument("--images", type=_sizes, default=[60_000], help="how many; several in turn, as 60000,240000")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--dtype-policy", default="float32", help="such as mixed_bfloat16")
     parser.add_argument("--devices", default="gpu", help="as `penstock predict` takes it")
@@ -201,18 +209,21 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Run E for one runtime and return the exit code."""
     options = _parse(arguments)
+    if len(options.images) > 1 and (options.start or options.auto or options.photos is not None):
+        print("E failed: only plain jobs have several --images", file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as root:
         jobs = [
             GpuJob(
                 runtime=options.runtime,
                 dtype_policy=options.dtype_policy,
-                num_images=int(num_images),
+                num_images=num_images,
                 batch_size=options.batch,
                 devices=options.devices,
                 seconds=options.seconds,
                 root=Path(root),
             )
-            for num_images in options.images.split(",")
+            for num_images in options.images
         ]
         job = jobs[0]
         try:

@@ -30,14 +30,14 @@ from penstock.pool.decoding import BatchDecoder
 from penstock.pool.loading import load_batches
 from penstock.sources.images.coefficients import NOT_AS_SUMS
 from penstock.sources.images.encoded import EncodedImages
+from penstock.sources.images.engine import EngineDecoder
 from penstock.sources.images.files import ImageFiles
 from penstock.sources.images.resizing import Rendition
-from penstock.sources.images.routing import goes_to_engine
+from penstock.sources.images.routing import goes_to_engine, has_same_pixels
 from penstock.storage.seal import sealed
 from tests.conftest import Penstock
 from tests.support.arithmetic_run import engine_of, replica_of_this_process
 from tests.support.host_engine import Codec, Colours, HostDecoder, Pixels, host_engine
-from tests.support.image_libraries import EXACT
 from tests.support.photos import draw_folder
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler here")
@@ -76,7 +76,7 @@ def test_photos_are_resized_as_loaders_do_it_in_all_modes(tmp_path: Path) -> Non
             rendition = Rendition(resize, interpolation, engine_share=1.0)
             rows, bad = host_engine(tmp_path, rendition, Codec()).decode(*stowed(photos, room), len(photos))
             assert not bad
-            most = 0 if rendition.library in EXACT else 1
+            most = 0 if has_same_pixels(rendition) else 1
             far = np.abs(rows.on_host().astype(int) - by_loader(photos, rendition, room))
             assert far.max() <= most, (resize, interpolation)
 
@@ -105,9 +105,12 @@ def test_pixels_made_of_planes_are_those_of_libjpeg_to_the_bit(tmp_path: Path, s
 
 
 @needs_compiler
-def test_a_photo_that_the_engine_refuses_costs_no_other_and_is_decoded_all_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [2, 3, 4, 6, 8])
+def test_a_photo_that_the_engine_refuses_costs_no_other_and_is_decoded_all_the_same(
+    tmp_path: Path, status: int
+) -> None:
     photos, room = jpegs(6), (64, 48)
-    rendition, codec = Rendition("stretch", "pillow-bilinear", engine_share=1.0), Codec(refused=photos[2])
+    rendition, codec = Rendition("stretch", "pillow-bilinear", engine_share=1.0), Codec(photos[2], status=status)
     expected = by_loader(photos, rendition, room)
     given, sizes = stowed(photos, room)
     sizes[5] = 0  # decoded before
@@ -128,6 +131,41 @@ def test_each_of_several_threads_has_what_it_decodes_with_before_the_model_runs(
     assert len(lines) == 2
     with engine.line() as other:
         assert other not in lines
+
+
+@needs_compiler
+def test_what_the_engine_took_is_given_back_also_by_who_has_it_now(tmp_path: Path) -> None:
+    codecs = [Codec() for _ in range(3)]
+    engine = host_engine(tmp_path, Rendition(engine_share=1.0), *codecs)
+    engine.reserve((4, 32, 40, 3), batches=3, at_once=2)
+    with engine.line():
+        engine.close()
+        assert sum(codec.closed for codec in codecs) == 1
+    assert [codec.closed for codec in codecs] == [1, 1, 0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("interpolation", ["pillow-bilinear", "keras"])
+def test_an_engine_that_makes_other_pixels_than_libjpeg_is_not_taken(tmp_path: Path, interpolation: str) -> None:
+    rendition = Rendition("stretch", interpolation, engine_share=1.0)
+    host_engine(tmp_path, rendition, Codec()).try_out()
+    with pytest.raises(RuntimeError, match="from those of libjpeg"):
+        host_engine(tmp_path, rendition, Codec(off_by=2)).try_out()
+
+
+def test_without_its_device_a_replica_decodes_what_loaders_left_as_they_would_have_done() -> None:
+    photos, room = jpegs(6), (64, 48)
+    rendition = Rendition("crop", "torchvision", engine_share=1.0)
+    expected = by_loader(photos, rendition, room)
+    given, sizes = stowed(photos, room)
+    given[1].reshape(-1)[: sizes[1]] = 0
+    sizes[2] = 0  # decoded before
+    given[2] = expected[2] = 7
+    expected[1], expected[4:] = 0, expected[3]
+    rows, bad = EngineDecoder(rendition).on_host().open().decode(given, sizes, 4)
+    assert list(bad) == [1]
+    assert (rows.on_host() == expected).all()
+    assert not np.may_share_memory(rows.on_host(), given)
 
 
 @needs_compiler

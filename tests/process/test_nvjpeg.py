@@ -84,11 +84,11 @@ def test_photos_and_planes_are_given_by_their_addresses(library: Any) -> None:
 def test_answers_that_are_no_success_are_errors_that_say_what_they_mean(library: Any) -> None:
     decoder, answer = PlaneDecoder(library), ctypes.c_int.in_dll(library, "answer")
     nothing = np.zeros(0, np.uint64), np.zeros(0, np.uint64), np.zeros(0, PLANES)
-    for status, is_refusal, is_memory in ((3, True, False), (5, False, True), (6, False, False)):
+    for status, is_memory in ((3, False), (5, True), (6, False)):
         answer.value = status
         with pytest.raises(NvJpegError, match=f"nvjpegDecodeBatched returned {status}") as caught:
             decoder.decode(*nothing, 0)
-        assert caught.value.is_refusal == is_refusal
+        assert caught.value.is_short_of_memory == is_memory
         assert speaks_of_memory(str(caught.value)) == is_memory
     answer.value = 7
     with pytest.raises(NvJpegError, match="nvjpegCreateEx returned 7") as caught:
@@ -123,5 +123,14 @@ def test_what_was_made_is_given_back(library: Any) -> None:
 
 def test_a_library_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvjpeg, "_NAMES", ("libnvjpeg.so.1",))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     with pytest.raises(OSError, match=r"libnvjpeg\.so\.1"):
         nvjpeg.find_library()
+
+
+def test_the_library_of_a_package_comes_before_that_of_the_system(
+    library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(abs_path=str(tmp_path / "libnvjpeg.so.12"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", SimpleNamespace(load_nvidia_dynamic_lib=lambda name: found))
+    assert nvjpeg.version_of(nvjpeg.find_library()) == "12.13.14"

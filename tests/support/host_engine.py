@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import subprocess
 import threading
 from collections.abc import Callable
@@ -131,11 +132,13 @@ class ColoursReplica:
 class Codec:
     """What of nvJPEG is called. For one photo that it does not take, it refuses all that come with it."""
 
-    def __init__(self, refused: bytes | None = None, most: int | None = None) -> None:
-        self._refused, self._most = refused, most
+    def __init__(self, refused: bytes | None = None, most: int | None = None, status: int = 4, off_by: int = 0) -> None:
+        self._refused, self._most, self._status, self._off_by = refused, most, status, off_by
         self.calls: list[int] = []
+        self.closed = 0
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed += 1
 
     def decode(self, addresses: Any, sizes: Any, planes: Any, stream: int) -> None:
         self.calls.append(len(sizes))
@@ -143,15 +146,15 @@ class Codec:
             raise MemoryError("there is no room for planes")
         photos = [ctypes.string_at(int(at), int(size)) for at, size in zip(addresses, sizes, strict=True)]
         if self._refused in photos:
-            raise NvJpegError("nvjpegDecodeBatched", 4)
+            raise NvJpegError("nvjpegDecodeBatched", self._status)
         for photo, (places, strides) in zip(photos, planes, strict=True):
             for plane, address, stride in zip(planes_of(photo), places, strides, strict=False):
-                for row, line in enumerate(plane):
+                for row, line in enumerate(np.clip(plane.astype(int) + self._off_by, 0, 255).astype(np.uint8)):
                     ctypes.memmove(int(address) + row * int(stride), line.tobytes(), len(line))
 
 
-def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
-    """The engine; the kernels are compiled into `folder`, once."""
+def host_engine(folder: Path, rendition: Rendition, *codecs: Codec) -> JpegEngine:
+    """The engine, with a decoder for each line, or one for all; the kernels are compiled into `folder`, once."""
     library = folder / "kernels.so"
     if not library.exists():
         (folder / "kernels.cpp").write_text(_HOST % (CHECK_BYTES, CHECK + COLOUR + RESIZE))
@@ -171,7 +174,8 @@ def host_engine(folder: Path, rendition: Rendition, codec: Codec) -> JpegEngine:
 
         return launch
 
-    return JpegEngine(host_cupy(kernel), lambda: codec, rendition)  # type: ignore[arg-type, return-value]
+    given: Any = itertools.chain(codecs, itertools.repeat(codecs[-1]))
+    return JpegEngine(host_cupy(kernel), lambda: next(given), rendition)
 
 
 def host_cupy(kernel: Callable[[str], Any]) -> Any:

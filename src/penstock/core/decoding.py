@@ -80,6 +80,15 @@ class DeviceDecoder(Protocol):
     @property
     def share(self) -> float: ...
 
+    @property
+    def decides_bits(self) -> bool:
+        """Whether rows that it decodes are other ones than those of loaders, if by the last bit alone."""
+        ...
+
+    def on_host(self) -> "DeviceDecoder":
+        """The same by the means of loaders, for a replica whose device cannot do it."""
+        ...
+
     def open(self) -> Decoder:
         """Start it in this process, whose device was pinned before.
 

@@ -13,7 +13,7 @@ Invariants:
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.core import messages
 from penstock.core.agreement import Noise
@@ -43,6 +43,7 @@ class _Replica:
     """How many orders to prepare it has not answered: only the last answer is about the job of now."""
     is_ready: bool = False
     is_hung: bool = False
+    decodes_on_host: bool = False
     slots: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     """The spans that loader processes have sent all batches of."""
@@ -205,8 +206,11 @@ class RunState:
         replica, taken = self._replicas[number], self._taken
         replica.to_prepare += 1
         replica.is_ready = False
+        job = taken.job
+        if replica.decodes_on_host and job.decoder is not None:
+            job = replace(job, decoder=job.decoder.on_host())
         prepare = messages.Prepare(
-            taken.job,
+            job,
             taken.sample,
             taken.placement.loaders,
             taken.placement.lanes,
@@ -255,6 +259,10 @@ class RunState:
             self._prepare(number, self._taken.asked if self.prepared is None else messages.NOTHING_ASKED)
 
     def _ready(self, number: int, prepared: messages.Prepared) -> None:
+        if prepared.undecoded is not None and self._may_decode_on_host():
+            self._replicas[number].decodes_on_host = True
+            self._prepare(number, messages.NOTHING_ASKED)
+            return
         if prepared.undecoded is not None:
             error = Undecoded(
                 f"{self._replicas[number].device} does not decode JPEGs beside the model",
@@ -269,6 +277,12 @@ class RunState:
         self._send_probe()
         if self._scheduler is not None:
             self._assign(self._scheduler.join(number))
+
+    def _may_decode_on_host(self) -> bool:
+        """Whether a replica may decode what loaders leave it without its device: others are ready, and no bit depends
+        on it."""
+        decoder = self._taken.job.decoder if self._taken is not None else None
+        return self.prepared is not None and decoder is not None and not decoder.decides_bits
 
     # Probing: measure, convert, find the noise.
     def _ask(self, event: run_events.ProbeAsked) -> None:

@@ -121,6 +121,7 @@ class Decision:
 
     @property
     def recipe(self) -> Recipe:
+        decoder = self.job.decoder
         return Recipe(
             self.setting.runtime,
             self.setting.device_kind,
@@ -130,7 +131,7 @@ class Decision:
             self.job.buckets,
             is_padded=self.job.fewest_rows is None,
             state=self.job.state,
-            engine_share=self.job.decoder.share if self.job.decoder is not None else 0.0,
+            engine_share=decoder.share if decoder is not None and decoder.decides_bits else 0.0,
         )
 
 
@@ -220,7 +221,7 @@ def decide(fitted: Fitted, signature: Signature, request: Request, setting: Sett
         is_size_settled=request.choice is not None or resumed is not None or options.batch_size is not None,
         asked=asked,
         sample=(resumed.sample if resumed is not None else None) or _sample(job, asked),
-        notes=(*signature.notes, *notes_of(options, request.recipe)),
+        notes=(*signature.notes, *notes_of(job, options)),
     )
 
 
@@ -371,16 +372,18 @@ def without_decoder(decision: Decision, error: Undecoded) -> Decision:
     """The job with all photos decoded by loaders, because the device does not decode any.
 
     Raises:
-        DeviceError: The job is resumed, and began with photos that were decoded there.
+        DeviceError: The job is resumed, and began with photos that were decoded there, with other bits.
     """
-    if decision.is_resumed:
+    assert decision.job.decoder is not None
+    if decision.is_resumed and decision.job.decoder.decides_bits:
         raise DeviceError(
             "the job was begun with a GPU that decodes its JPEGs, and now it does not",
             received=error.received,
             hint="make room on the GPU, or go on where the job was begun",
         ) from error
     note = f"loaders decode all photos: {error.problem} ({error.received})"
-    return replace(decision, job=replace(decision.job, decoder=None), notes=(*decision.notes, note))
+    notes = tuple(each for each in decision.notes if each not in notes_of(decision.job, decision.options))
+    return replace(decision, job=replace(decision.job, decoder=None), notes=(*notes, note))
 
 
 def with_last_notes(decision: Decision, state: State) -> Decision:

@@ -25,7 +25,7 @@ LEAST_ROWS = 30_000
 
 
 def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Recipe | None) -> Job:
-    """The job with the decoder that is asked for, or, of a resumed one, with that of its recipe.
+    """The job with the decoder that is asked for, or that pays; where it decides bits, with that of a recipe.
 
     Raises:
         DeviceError: It cannot run here.
@@ -34,15 +34,16 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
     """
     rendition = Rendition.of(options.reading)
     asked = engine_share(options.decoder)
-    if recipe is not None:
-        share = recipe.engine_share
+    settled = recipe if not has_same_pixels(rendition) else None
+    if settled is not None:
+        share = settled.engine_share
     elif asked is not None:
         share = asked
     else:
         pays = options.decoder == "gpu" or _pays(job, setting, options, rendition)
         share = usual_share(setting.placement) if pays else 0.0
     # A job that began without it, for want of memory, goes on so when it is asked for again.
-    if recipe is not None and share and asked not in (None, share):
+    if settled is not None and share and asked not in (None, share):
         raise OutputError(
             "the job was begun with another decoder, which decides the last bits of pixels",
             received=f"--decoder {options.decoder}",
@@ -50,7 +51,7 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
         )
     if not share:
         return job
-    _check_here(setting, options.decoder, is_resumed=recipe is not None)
+    _check_here(setting, options.decoder, is_resumed=settled is not None)
     _check_job(job, rendition)
     if options.check:
         raise UsageError(
@@ -73,9 +74,9 @@ def usual_share(placement: Placement) -> float:
 
 def _pays(job: Job, setting: Setting, options: PredictOptions, rendition: Rendition) -> bool:
     """Whether the engine decodes photos of a job that does not ask for it: no pixel may be another one for that."""
-    is_long = setting.device_kind == "gpu" and job.source.traits.is_resumable and _has_rows(job, LEAST_ROWS)
-    may_run = is_long and not setting.is_live and not options.check and engine.is_installed()
-    return may_run and has_same_pixels(rendition) and _is_fed(job, rendition)
+    may_run = setting.device_kind == "gpu" and not setting.is_live and not options.check
+    may_pay = may_run and has_same_pixels(rendition) and _is_fed(job, rendition) and engine.is_installed()
+    return may_pay and job.source.traits.is_resumable and _has_rows(job, LEAST_ROWS)
 
 
 def _has_rows(job: Job, least: int) -> bool:
@@ -83,10 +84,12 @@ def _has_rows(job: Job, least: int) -> bool:
     return any(rows >= least for rows in itertools.accumulate(span.rows for span in spans))
 
 
-def notes_of(options: PredictOptions, recipe: Recipe | None) -> tuple[str, ...]:
-    """What a resumed job does otherwise than it is asked to."""
-    is_without = recipe is not None and not recipe.engine_share and options.decoder.startswith("gpu")
-    return ("loaders decode all photos, as they have done in this job from its beginning",) if is_without else ()
+def notes_of(job: Job, options: PredictOptions) -> tuple[str, ...]:
+    """Who decodes photos, where that are not the loaders alone, or not as it is asked for."""
+    if job.decoder is not None:
+        return (f"photos: the GPU decodes {job.decoder.share:.0%} of those that it takes, loaders the others",)
+    is_otherwise = options.decoder.startswith("gpu")
+    return ("loaders decode all photos, as they have done in this job from its beginning",) if is_otherwise else ()
 
 
 def _check_here(setting: Setting, decoder: str, *, is_resumed: bool) -> None:

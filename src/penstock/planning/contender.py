@@ -203,6 +203,8 @@ def answer_first_rows(
     They compile a batch of only the rows that are compared: the job's own batches may take long.
     """
     job = started.job
+    if job.decoder is not None and not job.decoder.decides_bits:
+        job = replace(job, decoder=None)  # loaders make the same of these few
     if not job.buckets and started.signature.fixed_batch is None:
         job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
     return prepare_beside(started, setting, job, Asked(len(started.prepared.answered)), context.unseen(clock))

@@ -58,6 +58,14 @@ class BatchDecoder:
             for shape in self._shapes.values():
                 self._decoder.reserve(shape, batches, THREADS)
 
+    def go_on_without_device(self) -> bool:
+        """Decode on the host from now on, where that changes no bit. No other thread decodes meanwhile."""
+        if self.kind.decides_bits or self.kind.on_host() == self.kind:
+            return False
+        self.close()
+        self._decoder, self._stays_on_device = self.kind.on_host().open(), False
+        return True
+
     def close(self) -> None:
         """Give back what decoding takes on the device."""
         self._decoder.close()
@@ -70,15 +78,15 @@ class Places:
         self._most = most
         self._taken = 0
         self._waiting = 0  # for being alone
-        self._is_closed = False
+        self.is_closed = False
         self._changed = threading.Condition()
 
     def take(self) -> bool:
         """Wait for a place and take it; False where they are closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or (self._taken < self._most and not self._waiting))
+            self._changed.wait_for(lambda: self.is_closed or (self._taken < self._most and not self._waiting))
             self._taken += 1
-            return not self._is_closed
+            return not self.is_closed
 
     def give_back(self) -> None:
         with self._changed:
@@ -98,13 +106,13 @@ class Places:
             self._taken -= 1
             self._waiting += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._taken == 0 or self._is_closed)
+            self._changed.wait_for(lambda: self._taken == 0 or self.is_closed)
             self._waiting -= 1
             self._taken += 1
-            return not self._is_closed
+            return not self.is_closed
 
     def close(self) -> None:
         """Nobody waits any longer."""
         with self._changed:
-            self._is_closed = True
+            self.is_closed = True
             self._changed.notify_all()

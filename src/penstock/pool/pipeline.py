@@ -283,21 +283,27 @@ class Pipeline:
             item = self._batches.get()
             return item if item is not None and self._places.take() else None
 
+    def _decode_within_memory(self, batch: Batch, span_start: int) -> tuple[RowFailure, ...]:
+        assert self._decoder is not None
+        # What other batches hold is free once they have run.
+        ways_on = iter((self._places.take_alone, self._go_on_without_device))
+        while True:
+            try:
+                return self._decoder(batch, span_start)
+            except OutOfMemory as error:
+                short = error.with_traceback(None)  # which holds what lies on the device
+            if not any(way() for way in ways_on):
+                raise short
+
+    def _go_on_without_device(self) -> bool:
+        return self._decoder is not None and not self._places.is_closed and self._decoder.go_on_without_device()
+
     def _decode_batch(self, item: _Waiting) -> _Waiting:
         assert self._decoder is not None
         work, batch = item.work, item.batch
         started = time.perf_counter()
         is_all_encoded = batch.encoded.keys() == batch.arrays.keys()
-        short = None
-        try:
-            failures = self._decoder(batch, work.span.start)
-        except OutOfMemory as error:
-            short = error.with_traceback(None)  # which holds what lies on the device
-        if short is not None:
-            # What other batches hold is free once they have run.
-            if not self._places.take_alone():
-                raise short
-            failures = self._decoder(batch, work.span.start)
+        failures = self._decode_within_memory(batch, work.span.start)
         ended = time.perf_counter()
         self._mark(work, tracing.DECODE, started, ended, batch, item.slot)
         with self._lock:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from penstock.core.decoding import Undecoded
 from penstock.core.job import Job
 from penstock.core.messages import (
     Care,
@@ -53,6 +55,8 @@ from penstock.engines.run_events import (
 from penstock.engines.run_state import DEATHS_IN_A_ROW, RunState
 from penstock.errors import InputError, ModelError, PenstockError, WorkersDied
 from penstock.pool.processes.board import Notice
+from penstock.sources.images.engine import EngineDecoder
+from penstock.sources.images.resizing import Rendition
 from tests.unit.engines.worlds import KILLED, READY, SAMPLE, SIGNATURE, World, spans_of
 from tests.unit.pool.piping import Blocks
 
@@ -436,6 +440,25 @@ def test_replica_that_follows_one_without_memory_is_prepared_with_half_and_alone
     assert isinstance(command, Send)
     assert isinstance(command.message, Prepare)
     assert (command.message.ceilings, command.message.is_alone) == ({16: 4}, True)
+
+
+@pytest.mark.parametrize("interpolation", ["pillow-bilinear", "keras"])
+def test_replica_whose_device_does_not_decode_goes_on_without_it_if_no_bit_depends_on_it(interpolation: str) -> None:
+    run = RunState(CPUS)
+    decoder = EngineDecoder(Rendition("stretch", interpolation, engine_share=0.5))
+    for replica, device in enumerate(CPUS.devices[:2]):
+        run.handle(DeviceJoined(device))
+        run.handle(ReplicaSaid(replica, Loaded(SIGNATURE)))
+    run.handle(JobTaken(Job(Blocks([4]), (), (), 8, decoder=decoder), CPUS, SAMPLE))
+    run.handle(ReplicaSaid(0, READY))
+    (command,) = run.handle(ReplicaSaid(1, replace(READY, undecoded="there is no engine")))
+    if interpolation == "keras":
+        assert isinstance(command, Raise)
+        assert isinstance(command.error, Undecoded)
+        return
+    assert isinstance(command, Send)
+    assert isinstance(command.message, Prepare)
+    assert command.message.job.decoder == decoder.on_host()
 
 
 def test_model_that_keeps_state_dies_with_its_replica() -> None:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from penstock.core.decoding import Undecoded
 from penstock.core.job import Job
-from penstock.core.records import Binding, Device, ModelFile, Placement, Recipe
+from penstock.core.messages import Asked
+from penstock.core.records import Binding, Device, ModelFile, Placement, Recipe, Signature, TensorSpec
 from penstock.errors import DeviceError, OutputError
 from penstock.jobs import device_decoding
-from penstock.jobs.device_decoding import usual_share, with_decoder
+from penstock.jobs.decide import Decision, without_decoder
+from penstock.jobs.device_decoding import notes_of, usual_share, with_decoder
 from penstock.jobs.placement import Setting
 from penstock.options.records import make_options
 from penstock.sources.images import engine
@@ -90,13 +93,46 @@ def test_unasked_there_is_no_engine_in_a_short_job_on_a_cpu_without_its_library_
 
 
 def test_a_resumed_job_has_the_share_that_it_began_with(job: Job) -> None:
+    """Where its pixels are other ones; else who decodes is decided anew."""
     begun = replace(RECIPE, engine_share=0.4)
+    assert not share_of(job, recipe=begun, decoder="cpu", interpolation="torchvision")
+    assert share_of(job, recipe=RECIPE, interpolation="torchvision") == usual_share(SETTING.placement)
     for decoder in ("auto", "gpu", "gpu:0.4"):
         assert share_of(job, recipe=begun, decoder=decoder) == 0.4
         assert not share_of(job, recipe=RECIPE, decoder=decoder)
     for decoder in ("cpu", "gpu:0.5"):
         with pytest.raises(OutputError, match="begun with another decoder"):
             share_of(job, recipe=begun, decoder=decoder)
+
+
+@pytest.mark.parametrize("interpolation", ["torchvision", "keras"])
+def test_a_recipe_has_the_share_only_where_bits_depend_on_it(job: Job, interpolation: str) -> None:
+    options = make_options({"interpolation": interpolation, "decoder": "gpu:0.5"})
+    decided = with_decoder(job, SETTING, options, None)
+    signature = Signature((TensorSpec("x", "uint8", (32, 40, 3)),), (TensorSpec("y", "float32", ()),))
+    begun = Decision(
+        decided,
+        SETTING,
+        signature,
+        options,
+        is_resumed=False,
+        is_size_settled=True,
+        asked=Asked(),
+        sample=next(iter(job.source.divide(4))),
+        notes=notes_of(decided, options),
+    )
+    assert begun.recipe.engine_share == (0.5 if interpolation == "keras" else 0)
+    assert begun.notes == ("photos: the GPU decodes 50% of those that it takes, loaders the others",)
+    error = Undecoded("gpu:0 does not", received="no memory")
+    without = without_decoder(begun, error)
+    assert without.job.decoder is None
+    assert without.notes == ("loaders decode all photos: gpu:0 does not (no memory)",)
+    again = replace(begun, is_resumed=True)
+    if interpolation == "torchvision":
+        assert without_decoder(again, error).job.decoder is None
+    else:
+        with pytest.raises(DeviceError, match="begun with a GPU that decodes"):
+            without_decoder(again, error)
 
 
 def test_only_an_engine_that_was_asked_for_must_run(job: Job) -> None:

@@ -36,10 +36,15 @@ class Negatives:
     decoded: list[int] = field(default_factory=list)
     """The first value of every batch, in the order in which they were decoded."""
     begin: Callable[[], None] = lambda: None
+    decides_bits: bool = True
+    host: Negatives | None = None
     reserved: list[tuple[tuple[int, ...], int, int]] = field(default_factory=list)
 
     def open(self) -> Negatives:
         return self
+
+    def on_host(self) -> Negatives:
+        return self.host or self
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         self.begin()
@@ -280,6 +285,21 @@ def test_a_decoder_that_has_no_memory_by_itself_ends_the_run() -> None:
     with decoding(TakesOver(), Negatives(begin=begin)) as (pipeline, outlet):
         give(pipeline, spans_of(3, SIZE))
         assert isinstance(outlet.errors.get(timeout=TIMEOUT_S), OutOfMemory)
+
+
+def test_a_decoder_that_has_no_memory_by_itself_goes_on_without_its_device_where_no_bit_depends_on_it() -> None:
+    def begin() -> None:
+        if decoder.decoded:
+            raise OutOfMemory("the GPU has no memory left", received="one batch")
+
+    host = Negatives()
+    decoder = Negatives(begin=begin, decides_bits=False, host=host)
+    spans, model = spans_of(8, SIZE), TakesOver()
+    with decoding(model, decoder, lanes=1) as (pipeline, outlet):
+        give(pipeline, spans)
+        check(outlet.take(8), spans)
+    assert sorted(decoder.decoded + host.decoded) == [span.start for span in spans]
+    assert sum(model.taken_over) == len(decoder.decoded) <= THREADS
 
 
 def test_memory_is_taken_for_batches_like_those_that_were_decoded_and_may_be_short() -> None:

@@ -201,8 +201,10 @@ class ReplicaProcess:
         with self._doing(FIRST_ROWS):
             # Both take seconds with large batches on a GPU, and neither needs the other.
             decoder = self._background.submit(self._open_decoder, message)
-            batches = self._first_batches(message)
-            self._decode_by(decoder.result())
+            try:
+                batches = self._first_batches(message)
+            finally:
+                self._decode_by(decoder.result())
             more = self._decoded(batches, message.sample)
             batch = next(more)
         self._room = self._room_of(batch, message)

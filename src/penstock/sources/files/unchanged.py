@@ -9,6 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 
 import google_crc32c
 
@@ -77,7 +78,7 @@ class Digester:
         self._source = source
         self._columns = columns
         self._turn = threading.Lock()
-        self._digest = functools.lru_cache(_KNOWN_EXTENTS)(_of_bytes)
+        self._known: dict[Extent, Future[str]] = {}
 
     def digest(self, span: Span) -> str:
         """The digests of all extents of a span.
@@ -101,6 +102,22 @@ class Digester:
                 return _UNKNOWN  # the row has failed, or was another one: it takes no other row down
             raise
         return digest
+
+    def _digest(self, extent: Extent) -> str:
+        """The digest of an extent, which the first thread that asks for it reads."""
+        with self._turn:
+            known = self._known.get(extent)
+            if known is None:
+                mine = self._known[extent] = Future()
+                if len(self._known) > _KNOWN_EXTENTS:
+                    del self._known[next(iter(self._known))]
+        if known is not None:
+            return known.result()
+        try:
+            mine.set_result(_of_bytes(extent))
+        except BaseException as error:
+            mine.set_exception(error)
+        return mine.result()
 
 
 def compare(

@@ -28,6 +28,7 @@ from penstock.sources.images.decoding import decode_into
 from penstock.sources.images.kernels import CHECK, CHECK_BYTES, CHECKED_AT_ONCE, COLOUR, RESIZE
 from penstock.sources.images.nvjpeg import PLANES, NvJpegError, PlaneDecoder, find_library, version_of
 from penstock.sources.images.resizing import Rendition, Size, simplejpeg
+from penstock.sources.images.routing import has_same_pixels
 
 T = TypeVar("T")
 
@@ -65,6 +66,13 @@ class EngineDecoder:
     @property
     def share(self) -> float:
         return self.rendition.engine_share
+
+    @property
+    def decides_bits(self) -> bool:
+        return not has_same_pixels(self.rendition)
+
+    def on_host(self) -> LibjpegDecoder:
+        return LibjpegDecoder(self.rendition)
 
     def open(self) -> JpegEngine:
         try:
@@ -104,6 +112,34 @@ class EngineDecoder:
         return engine
 
 
+@dataclass(frozen=True)
+class LibjpegDecoder:
+    """Decodes what loaders left to an engine as they would have done it. See `core.decoding.DeviceDecoder`."""
+
+    rendition: Rendition
+    decides_bits: bool = False
+
+    @property
+    def share(self) -> float:
+        return self.rendition.engine_share
+
+    def on_host(self) -> LibjpegDecoder:
+        return self
+
+    def open(self) -> LibjpegDecoder:
+        return self
+
+    def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
+        pixels, bad = np.array(rows), BadRows()
+        for place in np.flatnonzero(encoded[:real]).tolist():
+            _decode_here(_bytes_of(rows, encoded, place), pixels[place], self.rendition, place, bad)
+        pixels[real:] = pixels[real - 1]
+        return OnDevice(pixels, lambda: pixels), bad
+
+    def reserve(self, shape: tuple[int, ...], batches: int, at_once: int) -> None: ...
+    def close(self) -> None: ...
+
+
 class JpegEngine:
     """The live engine, on the only GPU of this process."""
 
@@ -113,25 +149,33 @@ class JpegEngine:
         self._kernels = {name: cupy.RawKernel(source, name) for name, source in sources.items()}
         self._kernels["check"].max_dynamic_shared_size_bytes = CHECK_BYTES
         self._idle: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        self._is_closed = False
         self._memory_of = cupy.cuda.Stream(non_blocking=True)
 
     def try_out(self) -> None:
-        """Decode a picture: all that a whole photo goes through runs once.
+        """Decode pictures of all samplings: all that a whole photo goes through runs once.
 
         Raises:
-            NvJpegError: The engine does not decode it.
+            NvJpegError: The engine does not decode them.
+            RuntimeError: They are not what loaders make of them, though they should be.
         """
-        picture = np.arange(256 * 256 * 3, dtype=np.uint32).reshape(256, 256, 3).astype(np.uint8)
-        data = np.frombuffer(simplejpeg().encode_jpeg(picture, colorsubsampling="420"), np.uint8)
-        rows = np.zeros((1, *picture.shape), np.uint8)
-        rows.reshape(-1)[: len(data)] = data
-        pixels, place, size = self._room(rows.shape), np.array([0]), np.array([len(data)])
+        picture = np.arange(250 * 199 * 3, dtype=np.uint32).reshape(250, 199, 3).astype(np.uint8)
+        rows, sizes = np.zeros((3, 180, 160, 3), np.uint8), np.zeros(3, np.int64)
+        for place, sampling in enumerate(("420", "422", "444")):
+            data = np.frombuffer(simplejpeg().encode_jpeg(picture, colorsubsampling=sampling), np.uint8)
+            rows[place].reshape(-1)[: len(data)] = data
+            sizes[place] = len(data)
+        pixels = self._room(rows.shape)
         with self.line() as line:
-            photos = self.put_and_look(line, rows, pixels, place, size)
-            if not len(photos):
+            photos = self.put_and_look(line, rows, pixels, np.arange(3), sizes)
+            if len(photos) < len(rows):
                 raise RuntimeError("the GPU sees damage in a picture that has none")
             self.show(line, photos, pixels)
             line.stream.synchronize()
+        found, expected = pixels.get(), LibjpegDecoder(self._rendition).decode(rows, sizes, len(rows))[0].on_host()
+        far = int(np.abs(found.astype(np.int16) - expected).max())
+        if far > (0 if has_same_pixels(self._rendition) else 1):
+            raise RuntimeError(f"its pixels are up to {far} of 255 from those of libjpeg")
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         """See `core.decoding.Decoder`."""
@@ -145,8 +189,10 @@ class JpegEngine:
 
     def close(self) -> None:
         """See `core.decoding.Decoder`."""
+        self._is_closed = True
         for line in drained(self._idle):
             line.close()
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
     @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
@@ -161,7 +207,10 @@ class JpegEngine:
             # Where it failed half-way, nothing may be written any more to what is let go of.
             with contextlib.suppress(Exception):
                 line.stream.synchronize()
-            self._idle.put(line)
+            if self._is_closed:
+                line.close()
+            else:
+                self._idle.put(line)
 
     def _room(self, shape: tuple[int, ...]) -> Any:
         # CuPy keeps what is freed for the stream that it was taken on, and any line may take what another has left.
@@ -193,7 +242,9 @@ class JpegEngine:
             for some in photos.divided():
                 left += self._decode_some(line, some, pixels)
             for place in left:
-                self._decode_here(_bytes_of(rows, encoded, place), place, pixels, line, bad)
+                row = np.zeros(pixels.shape[1:], np.uint8)
+                _decode_here(_bytes_of(rows, encoded, place), row, self._rendition, place, bad)
+                pixels[place].set(row, stream=line.stream)
             if real < len(rows):
                 pixels[real:] = pixels[real - 1]
             line.stream.synchronize()
@@ -221,7 +272,7 @@ class JpegEngine:
             self.show(line, photos, pixels)
             return []
         except NvJpegError as error:
-            if not error.is_refusal:
+            if error.is_short_of_memory:
                 raise
         if len(photos) == 1:
             return [int(photos.places[0])]
@@ -244,18 +295,6 @@ class JpegEngine:
         grid = (-(-size[0] // _SIDES[0]), -(-size[1] // _SIDES[1]), photos)
         on_gpu = [self._cupy.asarray(each, order="C") if isinstance(each, np.ndarray) else each for each in arguments]
         self._kernels[kernel](grid, _SIDES, tuple(on_gpu))
-
-    def _decode_here(self, data: Array, place: int, pixels: Any, line: Line, bad: BadRows) -> None:
-        """What the engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
-        row = np.zeros(pixels.shape[1:], np.uint8)
-        try:
-            decode_into(bytes(data), row, self._rendition)
-        except DeviceError:
-            raise  # a package is missing: no row is to blame
-        except Exception as error:
-            bad.blame(place, error)
-            row[:] = 0
-        pixels[place].set(row, stream=line.stream)
 
     def _weights(self, photos: Photos, room: Size) -> tuple[Array, Array]:
         """What is resized by: the weights of all sizes; and of each photo, 4 numbers for each direction, and which of
@@ -364,6 +403,17 @@ class Line:
             with self.stream:
                 # CuPy keeps what is freed: sizes that double are few.
                 self.memory = self._cupy.empty(1 << (num_bytes - 1).bit_length(), self._cupy.uint8)
+
+
+def _decode_here(data: Array, row: Array, rendition: Rendition, place: int, bad: BadRows) -> None:
+    """What an engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
+    try:
+        decode_into(data.tobytes(), row, rendition)
+    except DeviceError:
+        raise  # a package is missing: no row is to blame
+    except Exception as error:
+        bad.blame(place, error)
+        row[:] = 0
 
 
 def _aligned(sizes: Array) -> Array:

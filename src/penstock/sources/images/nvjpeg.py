@@ -19,7 +19,6 @@ PLANES = np.dtype([("address", np.uint64, 4), ("stride", np.uint64, 4)])
 
 _ENGINE_READS_GPU = 5  # NVJPEG_BACKEND_HARDWARE_DEVICE
 _TO_PLANES = 1  # NVJPEG_OUTPUT_YUV
-_REFUSED = (3, 4, 9, 10)  # bad, not supported, not implemented, incomplete
 _NO_ENGINE = (7, 9)  # NVJPEG_STATUS_ARCH_MISMATCH, NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED
 _NO_MEMORY = 5  # NVJPEG_STATUS_ALLOCATOR_FAILURE
 _NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12")
@@ -30,7 +29,7 @@ class NvJpegError(Exception):
 
     def __init__(self, call: str, status: int) -> None:
         super().__init__(f"{call} returned {status}{': out of memory' if status == _NO_MEMORY else ''}")
-        self.is_refusal = status in _REFUSED
+        self.is_short_of_memory = status == _NO_MEMORY
         self.is_without_engine = status in _NO_ENGINE
 
 
@@ -40,16 +39,21 @@ def find_library() -> Any:
     Raises:
         OSError: It is not there.
     """
-    try:
-        return ctypes.CDLL(importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("nvjpeg").abs_path)
-    except (ImportError, RuntimeError, OSError):
-        pass
-    for name in _NAMES:
+    for name in (_path_of_package(), *_NAMES):
         try:
-            return ctypes.CDLL(name)
+            if name is not None:
+                return ctypes.CDLL(name)
         except OSError as error:
             missing = error
     raise missing
+
+
+def _path_of_package() -> str | None:
+    try:
+        path: str | None = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib("nvjpeg").abs_path
+    except (ImportError, RuntimeError, OSError):
+        return None
+    return path
 
 
 def version_of(library: Any) -> str:

@@ -12,14 +12,16 @@ import zlib
 
 from penstock.sources.images.coefficients import NOT_AS_SUMS
 from penstock.sources.images.headers import is_jpeg, jpeg_orientation
-from penstock.sources.images.resizing import KEEP, Rendition, simplejpeg
+from penstock.sources.images.resizing import KEEP, Rendition, Size, simplejpeg
 
 MOST_PIXELS = 2 << 20
-"""Larger ones are decoded by loaders: this bounds the memory of the GPU."""
+MOST_SIDE = 4096
+"""Larger ones are decoded by loaders: these bound the memory of the GPU, and what a photo costs those beside it."""
 
 _SAMPLINGS = ("444", "422", "420")
 _BASELINE, _START_OF_SCAN = 0xC0, 0xDA
-_OTHER_FRAMES = frozenset(range(0xC1, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_MARKERS = frozenset([_BASELINE, 0xC4, _START_OF_SCAN, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE])
+"""What may stand before a scan, each with its length. Others may not mean the same to every reader of JPEGs."""
 _LAST_BYTES = 256
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 """Inside of a scan only restarts and escaped bytes follow 0xFF."""
@@ -47,9 +49,10 @@ def has_same_pixels(rendition: Rendition) -> bool:
 
 
 def _is_plain(data: bytes | memoryview, rendition: Rendition) -> bool:
-    scan = _scan_of_baseline(data)
-    if scan is None or (rendition.is_turned and jpeg_orientation(data) != 1):
+    found = _scan_of_baseline(data)
+    if found is None or (rendition.is_turned and jpeg_orientation(data) != 1):
         return False
+    scan, size = found
     end = _MARKER.search(data, scan)
     if end is None or end.start() != len(data) - 2 or end.group() != b"\xff\xd9":
         return False  # cut, damaged, several scans, or something behind it
@@ -57,23 +60,25 @@ def _is_plain(data: bytes | memoryview, rendition: Rendition) -> bool:
         height, width, space, sampling = simplejpeg().decode_jpeg_header(data)
     except ValueError:
         return False
-    return space == "YCbCr" and sampling in _SAMPLINGS and 0 < height * width <= MOST_PIXELS
+    is_small = 0 < height * width <= MOST_PIXELS and max(height, width) <= MOST_SIDE
+    # Memory is taken by the size that is found here: who decodes it must have found the same one.
+    return space == "YCbCr" and sampling in _SAMPLINGS and is_small and size == (height, width)
 
 
-def _scan_of_baseline(data: bytes | memoryview) -> int | None:
-    """Where the pixels of a baseline JPEG of three components begin; None for any other."""
-    offset, is_baseline = 2, False
+def _scan_of_baseline(data: bytes | memoryview) -> tuple[int, Size] | None:
+    """Where the pixels of a baseline JPEG of three components begin, and its height and width; None for any other."""
+    offset, size = 2, None
     while offset + 4 <= len(data) and data[offset] == 0xFF:
         marker = data[offset + 1]
-        if marker == 0xFF:
-            offset += 1  # a fill byte
-            continue
         content, following = offset + 4, offset + 2 + (data[offset + 2] << 8 | data[offset + 3])
-        if marker in _OTHER_FRAMES or following > len(data):
+        if marker not in _MARKERS or not content <= following <= len(data):
             return None
         if marker == _BASELINE:
-            is_baseline = not is_baseline and bytes(data[content : content + 1]) == b"\x08"
+            frame = bytes(data[content:following])
+            if size is not None or len(frame) < 5 or frame[0] != 8:
+                return None
+            size = (frame[1] << 8 | frame[2], frame[3] << 8 | frame[4])
         if marker == _START_OF_SCAN:
-            return following if is_baseline and data[content] == 3 else None
+            return (following, size) if size is not None and data[content] == 3 else None
         offset = following
     return None

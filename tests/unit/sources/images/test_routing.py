@@ -57,6 +57,23 @@ def test_what_the_engine_does_not_take_stays_with_the_loader() -> None:
         assert not goes(data)
 
 
+@pytest.mark.parametrize("marker", [0x01, 0xD0, 0xD7, 0xFF])
+def test_a_photo_hidden_in_another_stays_with_the_loader(marker: int) -> None:
+    """These markers have no length. Whoever gives them one takes the marker behind for it, and lands in a photo that
+    is smaller than the one that libjpeg sees."""
+    large = saved(Image.fromarray(picture(480, 640)))
+    header = large[2 : large.index(b"\xff\xda") + 14]
+    length = int.from_bytes(header[:2], "big")
+    hidden = b"\xff\xd8\xff" + bytes([marker]) + header.ljust(length, b"\0") + jpeg()[2:]
+    assert simplejpeg.decode_jpeg_header(hidden)[:2] == (480, 640)
+    assert not goes(hidden)
+
+
+def test_a_long_photo_stays_with_the_loader() -> None:
+    assert goes(saved(Image.new("RGB", (4096, 16))))
+    assert not goes(saved(Image.new("RGB", (4097, 16))))
+
+
 def test_what_may_be_damaged_stays_with_the_loader() -> None:
     whole = jpeg()
     for place in range(2, len(whole), 7):
