@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from penstock.core.plans import Choice, Plan
+from penstock.planning.outlook import Outlook
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
 
 RUNTIMES_TRIED = {"tensorflow", "openvino", "onnx", "jax", "tensorflow-xla"}
@@ -267,6 +269,25 @@ def test_a_short_job_runs_on_what_is_done_soonest_with_its_start(
     assert "trying tensorflow" in ran.stderr
     assert file.exists()
     assert not converted.exists()
+
+
+def test_a_short_job_may_leave_a_plan_for_the_next_with_one_runtime_that_starts_sooner(
+    models: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Outlook, "for_the_next_s", lambda self, predicted_s: 60.0)
+    penstock.predict(models / "digits.keras", digits, output=tmp_path / "first", limit=1000)
+    [file] = (tmp_path / "cache" / "plans").iterdir()
+    plan = json.loads(file.read_text())
+    measured = {trial["runtime"] for trial in plan["trials"] if trial["rows_per_s"]}
+    assert measured in ({"tensorflow", "onnx"}, {"tensorflow", "openvino"})
+    assert {"jax", "tensorflow-xla"} <= set(plan["left"])
+    monkeypatch.setattr(Outlook, "for_the_next_s", lambda self, predicted_s: 0.0)
+    penstock.predict(models / "digits.keras", digits, output=tmp_path / "second", limit=1000)
+    manifest = json.loads((tmp_path / "second" / "_penstock" / "manifest.json").read_text())
+    assert manifest["recipe"]["runtime"] != "tensorflow"
+    ours, own = (np.stack(read_rows(tmp_path / name)["digit"].to_numpy()) for name in ("second", "first"))
+    np.testing.assert_allclose(ours, own, atol=1e-4)
 
 
 def test_a_short_job_is_not_searched_for_and_says_so(

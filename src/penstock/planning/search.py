@@ -84,6 +84,7 @@ class Search:
         context: Log, stop flag and display of the run.
         is_for_job: Whether a job waits for it: then nothing is tried that cannot save more than it takes.
         known: The plan of a search that was cut short, where this one goes on.
+        is_for_next: Whether it is for later jobs alone, which are to start sooner.
     """
 
     step: str
@@ -92,6 +93,7 @@ class Search:
     context: RunContext
     is_for_job: bool = False
     known: Plan | None = None
+    is_for_next: bool = False
     trials: list[Trial] = field(default_factory=list)
     clock: Clock = field(init=False)
     _finals_s: float = 0.0
@@ -104,7 +106,7 @@ class Search:
 
     def run(self, clock: Clock) -> SearchResult:
         """Try what there is time for by this clock, and choose."""
-        self.clock, options = clock, self.started.options
+        self.clock = clock
         self._finals_s = _FINALS_SHARE * clock.seconds
         try:
             own, others = self._own(), self.outlook.candidates
@@ -112,20 +114,26 @@ class Search:
             folder = self._convert(own, others)
             for candidate in others:
                 self._try(candidate, folder)
-            if self.is_for_job and self._best:
-                self.clock.shorten_to(max(_LADDER_S, tuning.POLISH_SHARE * self.rows / self._best[0].rate))
-                self._finals_s = _FINALS_SHARE * self.clock.left
-            self._climb_with_the_best()
-            self._play_off()
-            if options.replicas_per_device is None and options.threads is None:
-                self._split()
-            self._look_again()
-            for best in self._best[:1]:
-                self._tune_lanes(best)
+            if not self.is_for_next:
+                self._polish()
             return self._result(own)
         finally:
             for each in self._alive:
                 each.engine.close()
+
+    def _polish(self) -> None:
+        """Find the best batch size, replicas and lanes of the best contenders."""
+        options = self.started.options
+        if self.is_for_job and self._best:
+            self.clock.shorten_to(max(_LADDER_S, tuning.POLISH_SHARE * self.rows / self._best[0].rate))
+            self._finals_s = _FINALS_SHARE * self.clock.left
+        self._climb_with_the_best()
+        self._play_off()
+        if options.replicas_per_device is None and options.threads is None:
+            self._split()
+        self._look_again()
+        for best in self._best[:1]:
+            self._tune_lanes(best)
 
     @cached_property
     def outlook(self) -> Outlook:
@@ -251,7 +259,11 @@ class Search:
         needed = self.outlook.cost_s(candidate.runtime)
         if left < needed:
             return self._leave(candidate, f"it takes about {needed:.0f} s, and {left:.0f} s of the search were left")
-        if self.is_for_job and not self._is_worth_a_look(candidate.runtime):
+        if self.is_for_next and not kinds.runtime(candidate.runtime).reads_steps:
+            return self._leave(candidate, "it imports a framework, as the model's own does")
+        if self.is_for_next and len(self._best) > 1:
+            return self._leave(candidate, "one that starts sooner is enough for so short a job")
+        if self.is_for_job and not self.is_for_next and not self._is_worth_a_look(candidate.runtime):
             usual = f"{self.outlook.gain(candidate.runtime):.2g} times as fast as {self.started.recipe.runtime}"
             return self._leave(candidate, f"for such models it is about {usual}, which would not save {needed:.0f} s")
         return None
@@ -349,8 +361,10 @@ class Search:
         by_bytes = max(1, _MOST_BATCH_BYTES // row_bytes)
         most = min(_MOST_ROWS, whole, by_bytes, batching.most_rows_of_outputs(output_bytes))
         likely = tuning.likely_size(started.job.batch_size, started.prepared.batch_seconds)
-        # The model's own framework has compiled the size of the rule of thumb already.
-        return Ladder(min(started.job.batch_size if climber.is_own else likely, most), most, climber.room_bytes)
+        # The model's own framework has compiled the size of the rule of thumb already; and there is no climb from here
+        # to a better one where only the start counts.
+        is_by_rule = climber.is_own or self.is_for_next
+        return Ladder(min(started.job.batch_size if is_by_rule else likely, most), most, climber.room_bytes)
 
     def _room(self, climber: Contender) -> int:
         """The memory that one replica may hold."""

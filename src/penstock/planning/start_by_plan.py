@@ -283,18 +283,28 @@ class _PlannedStart:
         budget = search.outlook.budget(predicted_s, computed_s=computed_s, faster=faster, first_s=outlook.LOOK_S)
         if not budget.seconds and self._cut_short is not None:
             return self._switch_to(self._cut_short, started)
+        if budget.seconds:
+            why = f"the job would take about {predicted_s:.0f} s"
+        else:
+            budget = tuning.Budget(self._for_the_next_s(search, predicted_s))
+            search.is_for_next = True
+            why = (
+                f"the next job like this may start without {started.recipe.runtime}, which took {started.start_s:.0f} s"
+            )
         if not budget.seconds:
             self.context.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
             return started
-        self.context.note(
-            f"plan: searching for at most {budget.seconds:.0f} s; the job would take about {predicted_s:.0f} s"
-        )
+        self.context.note(f"plan: searching for at most {budget.seconds:.0f} s; {why}")
         began = time.perf_counter()
         plan = self._search(search, budget.seconds, notes)
         self.context.note(f"plan: {plan.reason}")
         started = self._switch_to(plan, started)
         started.search_s = time.perf_counter() - began
         return started
+
+    def _for_the_next_s(self, search: Search, predicted_s: float) -> float:
+        is_kept = self._may_keep and search.started.recipe.device_kind == "cpu"
+        return search.outlook.for_the_next_s(predicted_s) if is_kept else 0.0
 
     def _switch_to(self, plan: Plan, started: Started) -> Started:
         """The job by the plan of a search: on the running processes if the plan chose these, else on new ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,15 @@ def test_the_most_promising_comes_first_and_what_is_unknown_by_its_rank(tmp_path
 
 def test_a_step_that_must_be_converted_first_costs_time(tmp_path: Path) -> None:
     found = outlook({"openvino": 2.0}, tmp_path)
-    assert found.conversion_s == pytest.approx(4.0)
+    assert found.conversion_s == pytest.approx(2.0)
     assert found.cost_s("openvino") == LIGHT_START_S + LOOK_S
     assert found.cost_s("jax") == 5.0 + LOOK_S
-    # Half of 145 s can be saved, and six tenths of that be spent; half of 20 s does not pay for 7 s.
+    # Half of 145 s can be saved, and six tenths of that be spent; half of 12 s does not pay for 4 s.
     assert found.budget(145.0).seconds == pytest.approx(43.5)
-    assert found.budget(20.0).seconds == 0.0
+    assert found.budget(12.0).seconds == 0.0
     (tmp_path / "model.onnx").write_bytes(b"step")
     (tmp_path / "signature.json").write_text('{"num_bytes": 4}', encoding="utf-8")
-    assert outlook({"openvino": 2.0}, tmp_path).budget(20.0).seconds == pytest.approx(6.0)
+    assert outlook({"openvino": 2.0}, tmp_path).budget(12.0).seconds == pytest.approx(3.6)
 
 
 def test_a_plan_that_is_known_leaves_less_to_gain(tmp_path: Path) -> None:
@@ -39,6 +40,14 @@ def test_a_plan_that_is_known_leaves_less_to_gain(tmp_path: Path) -> None:
     assert found.budget(60.0).is_by_gain
     assert not found.budget(60.0, faster=1.9).is_by_gain
     assert not found.budget(60.0, first_s=20.0).is_by_gain
+
+
+def test_a_short_job_searches_for_the_next_where_two_of_those_pay_for_it(tmp_path: Path) -> None:
+    found = outlook({"openvino": 2.0}, tmp_path)
+    assert found.for_the_next_s(6.0) == LOOK_S + 2.0 + LIGHT_START_S + LOOK_S
+    assert found.for_the_next_s(4.0) == 0.0  # the job is shorter than the search
+    assert replace(found, heavy_start_s=3.0).for_the_next_s(6.0) == 0.0
+    assert replace(found, candidates=(Candidate("jax"),)).for_the_next_s(6.0) == 0.0
 
 
 def test_a_look_must_be_able_to_save_more_than_it_takes(tmp_path: Path) -> None:
