@@ -430,7 +430,8 @@ def _opened_again(output: str | os.PathLike[str], *, is_verbose: bool, **given: 
     refusal = folder_state.refusal_to_resume(place, manifest)
     if refusal is not None:
         raise refusal
-    request, options = manifest.request, {"max_failures": manifest.max_failures, **given}
+    request = manifest.request
+    options = {"max_failures": manifest.max_failures, "decoder": manifest.decoder, **given}
     del manifest  # it may be large, and is read again under the lock
     task = make_task(request["model"], request["data"], folder, from_request(request, **options))
     return replace(task, is_resumed=True, is_verbose=is_verbose)

@@ -32,6 +32,7 @@ from penstock.sources.images.coefficients import NOT_AS_SUMS
 from penstock.sources.images.encoded import EncodedImages
 from penstock.sources.images.engine import EngineDecoder
 from penstock.sources.images.files import ImageFiles
+from penstock.sources.images.nvjpeg import NvJpegError
 from penstock.sources.images.resizing import Rendition
 from penstock.sources.images.routing import goes_to_engine, has_same_pixels
 from penstock.storage.seal import sealed
@@ -121,6 +122,16 @@ def test_a_photo_that_the_engine_refuses_costs_no_other_and_is_decoded_all_the_s
     assert (rows.on_host() == expected).all()
     assert (given == before).all()  # other replicas may get the same first batch
     assert codec.calls == [5, 2, 3, 1, 2]  # all at once, and then by halves
+
+
+@needs_compiler
+def test_an_engine_that_takes_no_photo_at_all_is_told_and_photos_that_it_does_not_take_are_not(tmp_path: Path) -> None:
+    photos, room = jpegs(1) * 4, (64, 48)
+    rendition = Rendition("stretch", "pillow-bilinear", engine_share=1.0)
+    with pytest.raises(NvJpegError, match="returned 6"):
+        host_engine(tmp_path, rendition, Codec(photos[0], status=6)).decode(*stowed(photos, room), 4)
+    rows, _ = host_engine(tmp_path, rendition, Codec(photos[0], status=4)).decode(*stowed(photos, room), 4)
+    assert (rows.on_host() == by_loader(photos, rendition, room)).all()
 
 
 @needs_compiler

@@ -560,6 +560,7 @@ def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
         versions=settled.versions,
         weights=settled.weights,
         max_failures=task.options.max_failures,
+        decoder=task.options.decoder,
         part_rows=settled.part_rows if settled.is_streamed else None,
         split=settled.split,
         columns=settled.columns,

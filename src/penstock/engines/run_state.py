@@ -207,7 +207,7 @@ class RunState:
         replica.to_prepare += 1
         replica.is_ready = False
         job = taken.job
-        if replica.decodes_on_host and job.decoder is not None:
+        if replica.decodes_on_host and job.decoder is not None and not job.decoder.decides_bits:
             job = replace(job, decoder=job.decoder.on_host())
         prepare = messages.Prepare(
             job,
@@ -260,7 +260,9 @@ class RunState:
 
     def _ready(self, number: int, prepared: messages.Prepared) -> None:
         if prepared.undecoded is not None and self._may_decode_on_host():
-            self._replicas[number].decodes_on_host = True
+            replica = self._replicas[number]
+            replica.decodes_on_host = True
+            self._show(f"replica {number} on {replica.device} decodes photos on the host: {prepared.undecoded}")
             self._prepare(number, messages.NOTHING_ASKED)
             return
         if prepared.undecoded is not None:

@@ -1,4 +1,4 @@
-"""Which photos are decoded on the device: asked for by `--decoder`, or what pays, and fixed in the recipe."""
+"""Which photos are decoded on the device: as `--decoder` says, or as it pays; in the recipe where bits depend on it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,12 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
             received=f"--decoder {options.decoder}",
             allowed=f"--decoder gpu:{share:g}",
         )
-    if not share:
+    must_run = options.decoder != "auto" and (recipe is None or settled is not None)
+    problem = _problem_here(setting, options.decoder, is_resumed=settled is not None) if share else None
+    if not share or (problem is not None and settled is None and not must_run):
         return job
-    _check_here(setting, options.decoder, is_resumed=settled is not None)
+    if problem is not None:
+        raise problem
     _check_job(job, rendition)
     if options.check:
         raise UsageError(
@@ -59,7 +62,7 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
             received=f"--decoder {options.decoder} --check",
             hint="--decoder cpu",
         )
-    return replace(job, decoder=EngineDecoder(replace(rendition, engine_share=share), options.decoder != "auto"))
+    return replace(job, decoder=EngineDecoder(replace(rendition, engine_share=share), must_run))
 
 
 def usual_share(placement: Placement) -> float:
@@ -88,21 +91,26 @@ def notes_of(job: Job, options: PredictOptions) -> tuple[str, ...]:
     """Who decodes photos, where that are not the loaders alone, or not as it is asked for."""
     if job.decoder is not None:
         return (f"photos: the GPU decodes {job.decoder.share:.0%} of those that it takes, loaders the others",)
-    is_otherwise = options.decoder.startswith("gpu")
-    return ("loaders decode all photos, as they have done in this job from its beginning",) if is_otherwise else ()
+    if not options.decoder.startswith("gpu"):
+        return ()
+    is_same = has_same_pixels(Rendition.of(options.reading))
+    why = "which changes no bit" if is_same else "as they have done in this job from its beginning"
+    return (f"loaders decode all photos, {why}",)
 
 
-def _check_here(setting: Setting, decoder: str, *, is_resumed: bool) -> None:
+def _problem_here(setting: Setting, decoder: str, *, is_resumed: bool) -> DeviceError | None:
+    """Why no engine can run here; None where that has to be tried."""
     begun = "the job was begun with a GPU that decodes its JPEGs, and" if is_resumed else f"--decoder {decoder}:"
     if setting.is_live or setting.device_kind != "gpu":
         where = "in this process" if setting.is_live else f"on {setting.placement.devices[0]}"
-        raise DeviceError(
+        return DeviceError(
             f"{begun} the model runs {where}",
             allowed="a model file on a GPU",
             hint="run it on a machine with a GPU" if is_resumed else "--decoder cpu, or --devices gpu",
         )
     if not engine.is_installed():
-        raise DeviceError(f"{begun} nvJPEG or CuPy is not installed", hint=engine.INSTALL)
+        return DeviceError(f"{begun} nvJPEG or CuPy is not installed", hint=engine.INSTALL)
+    return None
 
 
 def _check_job(job: Job, rendition: Rendition) -> None:

@@ -121,6 +121,12 @@ class Search:
             for each in self._alive:
                 each.engine.close()
 
+    @property
+    def has_tried_light(self) -> bool:
+        """Whether a runtime that imports no framework ran, or was found to be none for this model."""
+        tried = {trial.runtime for trial in self.trials} - set(self._left)
+        return any(kinds.runtime(name).reads_steps for name in tried)
+
     def _polish(self) -> None:
         """Find the best batch size, replicas and lanes of the best contenders."""
         options = self.started.options

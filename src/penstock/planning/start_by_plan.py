@@ -32,6 +32,9 @@ from penstock.runtimes.keras.live import LiveModel
 
 _MUCH_MORE_TIME = 2.0
 """A plan that was cut short is searched for again by a job that allows so many times as long a search."""
+_BATCHES_OF_A_LOOK = 9
+_SLACK = 2.0
+"""What is searched for later jobs alone is small, and may take longer than expected."""
 _DOES_NOT_RUN = (ModelError, DeviceError, WorkersDied)
 
 
@@ -265,7 +268,8 @@ class _PlannedStart:
             self.context.note(f"plan: the search for it was cut short, and goes on now with {left}")
             self._cut_short = plan
             return True
-        self.context.note(f"plan: the search for it was cut short; going on with {left} would not pay here")
+        if plan.budget_s:
+            self.context.note(f"plan: the search for it was cut short; going on with {left} would not pay here")
         return False
 
     def _search_if_long(self, started: Started, notes: tuple[str, ...]) -> Started:
@@ -303,8 +307,10 @@ class _PlannedStart:
         return started
 
     def _for_the_next_s(self, search: Search, predicted_s: float) -> float:
+        """How long to search for later jobs alone. What runs now is looked at, too, and must not be lost by that."""
         is_kept = self._may_keep and search.started.recipe.device_kind == "cpu"
-        return search.outlook.for_the_next_s(predicted_s) if is_kept else 0.0
+        is_quick = _BATCHES_OF_A_LOOK * search.started.prepared.batch_seconds <= outlook.LOOK_S
+        return _SLACK * search.outlook.for_the_next_s(predicted_s) if is_kept and is_quick else 0.0
 
     def _switch_to(self, plan: Plan, started: Started) -> Started:
         """The job by the plan of a search: on the running processes if the plan chose these, else on new ones."""
@@ -334,7 +340,9 @@ class _PlannedStart:
             self.context.meter.trace.note(SEARCH, clock.began)
         plan = prediction.plan_of(result, search.started, search.rows)
         plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
-        if self._may_keep:
+        if search.is_for_next:
+            plan = replace(plan, budget_s=0.0, is_cut_short=True)  # any job that is searched for finds more
+        if self._may_keep and not (search.is_for_next and not search.has_tried_light):
             plan = replace(plan, key=self._key(), made_for=self._facts())
             store.save_plan(plan)
         return plan

@@ -94,7 +94,8 @@ def found_before(model: str, device_kind: str, family: str) -> dict[str, float]:
     """
     of_model, of_family = dict[str, list[float]](), dict[str, list[float]]()
     for plan in _plans():
-        if plan.made_for.get("hardware", [[None]])[0][0] != device_kind:
+        # A plan without a budget is of one look, at a size that may suit no runtime but the model's own.
+        if plan.made_for.get("hardware", [[None]])[0][0] != device_kind or not plan.budget_s:
             continue
         for known, fits in ((of_model, plan.made_for.get("model") == model), (of_family, plan.family == family)):
             for runtime, gain in plan.gains().items() if fits else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from typing import cast
 
@@ -22,7 +23,7 @@ class BatchDecoder:
 
     def __init__(self, kind: DeviceDecoder, *, stays_on_device: bool) -> None:
         self.kind = kind
-        self._stays_on_device = stays_on_device
+        self._stays_on_device = stays_on_device and kind.on_host() is not kind
         self._decoder: Decoder = kind.open()
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -60,10 +61,11 @@ class BatchDecoder:
 
     def go_on_without_device(self) -> bool:
         """Decode on the host from now on, where that changes no bit. No other thread decodes meanwhile."""
-        if self.kind.decides_bits or self.kind.on_host() == self.kind:
+        if self.kind.decides_bits or self.kind.on_host() is self.kind:
             return False
         self.close()
         self._decoder, self._stays_on_device = self.kind.on_host().open(), False
+        os.write(2, b"the device has no memory for decoding: photos are decoded on the host from now on\n")
         return True
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class Places:
     """How many decoded batches there may be at once, from the beginning of their decoding to the end of their run."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._most = self._given = most
         self._taken = 0
         self._waiting = 0  # for being alone
         self.is_closed = False
@@ -110,6 +112,12 @@ class Places:
             self._waiting -= 1
             self._taken += 1
             return not self.is_closed
+
+    def open_all(self) -> None:
+        """As many places as at first: nothing lies on the device any more that was decoded."""
+        with self._changed:
+            self._most = self._given
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Nobody waits any longer."""

@@ -296,7 +296,10 @@ class Pipeline:
                 raise short
 
     def _go_on_without_device(self) -> bool:
-        return self._decoder is not None and not self._places.is_closed and self._decoder.go_on_without_device()
+        if self._decoder is None or self._places.is_closed or not self._decoder.go_on_without_device():
+            return False
+        self._places.open_all()
+        return True
 
     def _decode_batch(self, item: _Waiting) -> _Waiting:
         assert self._decoder is not None

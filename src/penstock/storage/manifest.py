@@ -112,6 +112,7 @@ class Manifest:
         versions: What wrote this.
         weights: A digest, for a model that a function built.
         max_failures: What a resumed run goes by, unless it is told otherwise.
+        decoder: The same, for who decodes photos.
         part_rows: Where the input streams, spans and parts are not known when the job starts: a part ends when it has
             so many rows. None for all other inputs.
         streamed: The spans and rows that such an input had, once it has ended.
@@ -136,6 +137,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     weights: str | None = None
     max_failures: float = 0.1
+    decoder: str = "auto"
     part_rows: int | None = None
     streamed: tuple[int, int] | None = None
     split: tuple[int, int] | None = None

@@ -451,7 +451,7 @@ def test_replica_whose_device_does_not_decode_goes_on_without_it_if_no_bit_depen
         run.handle(ReplicaSaid(replica, Loaded(SIGNATURE)))
     run.handle(JobTaken(Job(Blocks([4]), (), (), 8, decoder=decoder), CPUS, SAMPLE))
     run.handle(ReplicaSaid(0, READY))
-    (command,) = run.handle(ReplicaSaid(1, replace(READY, undecoded="there is no engine")))
+    *said, command = run.handle(ReplicaSaid(1, replace(READY, undecoded="there is no engine")))
     if interpolation == "keras":
         assert isinstance(command, Raise)
         assert isinstance(command.error, Undecoded)
@@ -459,6 +459,9 @@ def test_replica_whose_device_does_not_decode_goes_on_without_it_if_no_bit_depen
     assert isinstance(command, Send)
     assert isinstance(command.message, Prepare)
     assert command.message.job.decoder == decoder.on_host()
+    assert [report.line for report in said if isinstance(report, Report)] == [
+        "replica 1 on cpu:1 decodes photos on the host: there is no engine"
+    ]
 
 
 def test_model_that_keeps_state_dies_with_its_replica() -> None:

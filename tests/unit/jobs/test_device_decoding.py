@@ -28,6 +28,7 @@ GPU = Device("gpu", 0, "H200", uuid="GPU-0")
 SETTING = Setting(
     "jax", ModelFile("model.keras", "keras", "digest", ("jax",)), 1, Placement((GPU,), 15, 4, most_loaders=15)
 )
+ON_CPU = replace(SETTING, placement=Placement((Device("cpu", 0, "CPU"),), 1, 1))
 RECIPE = Recipe("jax", "gpu", 4, 1)
 
 
@@ -79,9 +80,8 @@ def test_unasked_an_engine_decodes_only_what_it_makes_the_same_pixels_of(
 def test_unasked_there_is_no_engine_in_a_short_job_on_a_cpu_without_its_library_or_with_a_check(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_cpu = replace(SETTING, placement=Placement((Device("cpu", 0, "CPU"),), 1, 1))
     assert share_of(job, interpolation="torchvision")
-    assert not share_of(job, interpolation="torchvision", setting=on_cpu)
+    assert not share_of(job, interpolation="torchvision", setting=ON_CPU)
     assert not share_of(job, interpolation="torchvision", check=True)
     with monkeypatch.context() as changed:
         changed.setattr(device_decoding, "LEAST_ROWS", 13)
@@ -97,6 +97,9 @@ def test_a_resumed_job_has_the_share_that_it_began_with(job: Job) -> None:
     begun = replace(RECIPE, engine_share=0.4)
     assert not share_of(job, recipe=begun, decoder="cpu", interpolation="torchvision")
     assert share_of(job, recipe=RECIPE, interpolation="torchvision") == usual_share(SETTING.placement)
+    assert not share_of(job, recipe=RECIPE, interpolation="torchvision", decoder="gpu", setting=ON_CPU)
+    with pytest.raises(DeviceError, match="begun with a GPU that decodes its JPEGs, and the model runs on cpu:0"):
+        share_of(job, recipe=begun, setting=ON_CPU)
     for decoder in ("auto", "gpu", "gpu:0.4"):
         assert share_of(job, recipe=begun, decoder=decoder) == 0.4
         assert not share_of(job, recipe=RECIPE, decoder=decoder)

@@ -131,7 +131,14 @@ def test_nearest_of_several_plans_is_told_and_damaged_ones_are_passed_over(
     assert told == "plan: one is known for this model, but not for batch_size=None (there: 64)"
 
 
-def found(monkeypatch: pytest.MonkeyPatch, folder: Path, model: str, family: str, rates: dict[str, float]) -> None:
+def found(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    model: str,
+    family: str,
+    rates: dict[str, float],
+    budget_s: float = 10.0,
+) -> None:
     """Keep a plan that found these rows a second; the model's own framework is tensorflow."""
     monkeypatch.setenv("PENSTOCK_CACHE", str(folder))
     trials = [
@@ -140,7 +147,7 @@ def found(monkeypatch: pytest.MonkeyPatch, folder: Path, model: str, family: str
     ]
     made_for = {"model": model, "hardware": [["cpu", "a cpu", 0], 2]}
     plan = Plan(Choice("tensorflow", 8, 1), tuple(trials), key=f"{model}-{family}", made_for=made_for, family=family)
-    store.save_plan(plan)
+    store.save_plan(replace(plan, budget_s=budget_s))
 
 
 def test_what_earlier_plans_found_is_known_by_model_and_by_what_rows_look_like(
@@ -149,6 +156,7 @@ def test_what_earlier_plans_found_is_known_by_model_and_by_what_rows_look_like(
     found(monkeypatch, tmp_path, "first", "images", {"tensorflow": 10.0, "onnx": 30.0, "jax": 5.0})
     found(monkeypatch, tmp_path, "second", "images", {"tensorflow": 10.0, "onnx": 20.0})
     found(monkeypatch, tmp_path, "third", "tables", {"tensorflow": 10.0, "onnx": 1.0})
+    found(monkeypatch, tmp_path, "fourth", "images", {"tensorflow": 10.0, "onnx": 1.0}, budget_s=0.0)  # one look
     assert store.found_before("another", "cpu", "images") == {"onnx": 2.5, "jax": 0.5}
     assert store.found_before("first", "cpu", "images") == {"onnx": 3.0, "jax": 0.5}
     assert store.found_before("another", "gpu", "images") == {}

@@ -44,7 +44,7 @@ class Negatives:
         return self
 
     def on_host(self) -> Negatives:
-        return self.host or self
+        return self.host or Negatives()
 
     def decode(self, rows: Array, encoded: Array, real: int) -> tuple[OnDevice, BadRows]:
         self.begin()
@@ -300,6 +300,24 @@ def test_a_decoder_that_has_no_memory_by_itself_goes_on_without_its_device_where
         check(outlet.take(8), spans)
     assert sorted(decoder.decoded + host.decoded) == [span.start for span in spans]
     assert sum(model.taken_over) == len(decoder.decoded) <= THREADS
+
+
+def test_a_decoder_of_the_host_leaves_nothing_on_the_device() -> None:
+    spans, model, decoder = spans_of(4, SIZE), TakesOver(), Negatives()
+    decoder.host = decoder
+    with decoding(model, decoder) as (pipeline, outlet):
+        give(pipeline, spans)
+        check(outlet.take(4), spans)
+    assert not any(model.taken_over)
+
+
+def test_places_are_as_many_as_at_first_when_nothing_lies_on_the_device_any_more() -> None:
+    places = Places(3)
+    assert places.take()
+    assert not places.take_alone()  # it is alone already, and there is one place from now on
+    places.open_all()
+    assert places.take()
+    assert places.take()
 
 
 def test_memory_is_taken_for_batches_like_those_that_were_decoded_and_may_be_short() -> None:

@@ -77,7 +77,7 @@ class Digester:
     def __init__(self, source: Source, columns: Sequence[str]) -> None:
         self._source = source
         self._columns = columns
-        self._turn = threading.Lock()
+        self._turn, self._knowing = threading.Lock(), threading.Lock()
         self._known: dict[Extent, Future[str]] = {}
 
     def digest(self, span: Span) -> str:
@@ -105,7 +105,7 @@ class Digester:
 
     def _digest(self, extent: Extent) -> str:
         """The digest of an extent, which the first thread that asks for it reads."""
-        with self._turn:
+        with self._knowing:
             known = self._known.get(extent)
             if known is None:
                 mine = self._known[extent] = Future()

@@ -207,10 +207,9 @@ class JpegEngine:
             # Where it failed half-way, nothing may be written any more to what is let go of.
             with contextlib.suppress(Exception):
                 line.stream.synchronize()
+            self._idle.put(line)
             if self._is_closed:
-                line.close()
-            else:
-                self._idle.put(line)
+                self.close()
 
     def _room(self, shape: tuple[int, ...]) -> Any:
         # CuPy keeps what is freed for the stream that it was taken on, and any line may take what another has left.
@@ -274,11 +273,15 @@ class JpegEngine:
         except NvJpegError as error:
             if error.is_short_of_memory:
                 raise
+            problem = error
         if len(photos) == 1:
             return [int(photos.places[0])]
         # One that it does not take costs all that came with it: it is looked for by halves.
         half = len(photos) // 2
-        return [place for each in (photos[:half], photos[half:]) for place in self._decode_some(line, each, pixels)]
+        left = [place for each in (photos[:half], photos[half:]) for place in self._decode_some(line, each, pixels)]
+        if len(left) == len(photos) and not problem.is_refusal:
+            raise problem  # it is not the photos
+        return left
 
     def show(self, line: Line, photos: Photos, pixels: Any) -> None:
         """Write the pixels of photos over what they were decoded from, in the order of the stream of a line."""

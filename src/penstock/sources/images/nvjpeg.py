@@ -19,6 +19,7 @@ PLANES = np.dtype([("address", np.uint64, 4), ("stride", np.uint64, 4)])
 
 _ENGINE_READS_GPU = 5  # NVJPEG_BACKEND_HARDWARE_DEVICE
 _TO_PLANES = 1  # NVJPEG_OUTPUT_YUV
+_REFUSED = (3, 4, 9, 10)  # bad, not supported, not implemented, incomplete
 _NO_ENGINE = (7, 9)  # NVJPEG_STATUS_ARCH_MISMATCH, NVJPEG_STATUS_IMPLEMENTATION_NOT_SUPPORTED
 _NO_MEMORY = 5  # NVJPEG_STATUS_ALLOCATOR_FAILURE
 _NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12")
@@ -30,6 +31,7 @@ class NvJpegError(Exception):
     def __init__(self, call: str, status: int) -> None:
         super().__init__(f"{call} returned {status}{': out of memory' if status == _NO_MEMORY else ''}")
         self.is_short_of_memory = status == _NO_MEMORY
+        self.is_refusal = status in _REFUSED
         self.is_without_engine = status in _NO_ENGINE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,29 +23,28 @@ def test_what_spans_have_in_common_is_read_once_by_however_many_threads(
     path.write_bytes(b"a row group of several spans")
     status = path.stat()
     file = Fragment(str(path), status.st_size, status.st_mtime_ns)
-    reading, asked = threading.Event(), threading.Barrier(2, timeout=60)
-    reads = []
+    is_waited_for, reads = threading.Event(), []
 
     class Groups:
         def extents(self, span: Span, columns: Sequence[str]) -> list[Extent]:
             return [Extent(file)]
 
+    class Awaited(Future[str]):
+        def result(self, timeout: float | None = None) -> str:
+            is_waited_for.set()
+            return super().result(timeout)
+
     def read(extent: Extent) -> str:
         reads.append(extent)
-        assert reading.wait(60)
+        assert is_waited_for.wait(60)  # by the other thread
         return of_bytes(extent)
 
     of_bytes = unchanged._of_bytes
     monkeypatch.setattr(unchanged, "_of_bytes", read)
+    monkeypatch.setattr(unchanged, "Future", Awaited)
     source: Any = Groups()
     digester = Digester(source, [])
-
-    def digest(span: Span) -> str:
-        asked.wait()
-        return digester.digest(span)
-
     with ThreadPoolExecutor(2) as threads:
-        digests = [threads.submit(digest, span) for span in SPANS]
-        reading.set()
+        digests = [threads.submit(digester.digest, span) for span in SPANS]
     assert len({each.result() for each in digests}) == 1
     assert len(reads) == 1
