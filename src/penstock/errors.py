@@ -53,6 +53,11 @@ class PenstockError(Exception):
         lines += [f"hint: {self.hint}"] if self.hint is not None else []
         return "\n".join(lines)
 
+    @property
+    def in_short(self) -> str:
+        """What is wrong and what was given, in one line."""
+        return f"{self.problem}: {self.received}" if self.received else self.problem
+
     def as_json(self) -> dict[str, str | int | None]:
         """The error as `--json` prints it, under the name of its public class."""
         return {

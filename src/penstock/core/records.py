@@ -369,8 +369,8 @@ class Recipe:
     state: str = "none"
     """What a call changes in the model: `none`, `seeds` or `variables`; see `core.state`."""
     engine_share: float = 0.0
-    """Of photos that a GPU decodes, where these have other bits than those of loaders; else 0."""
-    """Of the JPEGs that the engine of a GPU takes, it decodes this share; loaders decode the others."""
+    """Of the JPEGs that the engine of a GPU takes, it decodes this share; loaders decode the others. 0 where no bit
+    depends on that."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -489,7 +489,7 @@ class Search:
             raise
         except PenstockError as error:
             self._is_cut_short |= isinstance(error, OutOfTime)
-            return None, f"{error.problem}: {error.received}" if error.received else error.problem
+            return None, error.in_short
 
     def _let_go(self, one: Contender) -> None:
         if not one.is_own:

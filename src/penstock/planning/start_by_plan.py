@@ -342,7 +342,7 @@ class _PlannedStart:
         plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
         if search.is_for_next:
             plan = replace(plan, budget_s=0.0, is_cut_short=True)  # any job that is searched for finds more
-        if self._may_keep and not (search.is_for_next and not search.has_tried_light):
+        if self._may_keep and (search.has_tried_light or not search.is_for_next):
             plan = replace(plan, key=self._key(), made_for=self._facts())
             store.save_plan(plan)
         return plan

@@ -193,7 +193,7 @@ class ReplicaProcess:
         except Undecoded as error:
             self._decode_by(None)
             self._let_go_of_memory()
-            return messages.Prepared((), 0.0, undecoded=f"{error.problem}: {error.received}")
+            return messages.Prepared((), 0.0, undecoded=error.in_short)
 
     def _prepare_pipeline(self, message: messages.Prepare) -> messages.Prepared:
         assert self._replica is not None
