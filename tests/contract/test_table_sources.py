@@ -7,6 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -234,6 +235,31 @@ def test_every_version_of_the_npy_header_is_read(tmp_path: Path, version: tuple[
     with open(path, "wb") as file:
         np.lib.format.write_array(file, np.arange(6).reshape(3, 2), version=version)
     assert read_all(ArrayFiles([path]), ArrayFiles([path]).divide(2), ["data"]) == {"data": [[0, 1], [2, 3], [4, 5]]}
+
+
+@pytest.fixture
+def eager_collector() -> Iterator[None]:
+    """The garbage collector runs at every few objects, and lets other threads go on meanwhile, as JAX's does."""
+
+    def give_way(phase: str, info: dict[str, int]) -> None:
+        os.sched_yield()
+
+    before = gc.get_threshold()
+    gc.callbacks.append(give_way)
+    gc.set_threshold(5, 1_000_000)
+    yield
+    gc.set_threshold(*before)
+    gc.callbacks.remove(give_way)
+
+
+@pytest.mark.usefixtures("eager_collector")
+def test_headers_are_read_by_several_threads_at_once(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{rows}.npy") for rows in range(1, 1000)]
+    for rows, path in enumerate(paths, 1):
+        np.save(path, np.zeros((rows, 2)))
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda path: next(ArrayFiles([path]).divide(1000)).rows, paths))
+    assert found == list(range(1, 1000))
 
 
 @pytest.mark.parametrize("dtype", ["<U5", "S5", ">f8", "bool", "float16", "datetime64[D]"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import threading
@@ -10,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import IO, Any
 
 import numpy as np
@@ -35,6 +36,8 @@ _MOST_DEFLATED = 1032
 """Bytes that a compressed byte can stand for: more is not possible with deflate."""
 _LARGEST_ROW = 2 << 30
 _MOST_EMPTY_ROWS = 1 << 24
+_PARSING = threading.Lock()
+"""CPython counts the depth of what it parses for all threads together, and fails where two of them are at it."""
 _BROKEN = (
     ValueError,
     EOFError,
@@ -318,9 +321,9 @@ def _open_npz(path: str) -> dict[str, _Member]:
 
 
 def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    version = np.lib.format.read_magic(file)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran_order, dtype = reader(file)
+    is_first = np.lib.format.read_magic(file) == (1, 0)
+    length = file.read(2 if is_first else 4)
+    shape, fortran_order, dtype = _parse(is_first, length + file.read(int.from_bytes(length, "little")))
     if dtype.hasobject or dtype.names or not shape or min(shape) < 0 or (fortran_order and len(shape) > 1):
         raise InputError(
             "this array cannot be read row by row",
@@ -329,6 +332,14 @@ def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.ge
             hint="np.save(path, np.ascontiguousarray(array))",
         )
     return shape, dtype
+
+
+@lru_cache(256)
+def _parse(is_first_version: bool, raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Shape, order and dtype of a header: every span opens its file again, but what is the same is parsed once."""
+    reader = np.lib.format.read_array_header_1_0 if is_first_version else np.lib.format.read_array_header_2_0
+    with _PARSING:
+        return reader(io.BytesIO(raw))
 
 
 def _damaged(path: str, reason: str) -> InputError:
