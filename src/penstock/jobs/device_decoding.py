@@ -33,28 +33,16 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
         UsageError: Nothing in this job could be decoded by it.
     """
     rendition = Rendition.of(options.reading)
-    asked = engine_share(options.decoder)
     settled = recipe if not has_same_pixels(rendition) else None
-    if settled is not None:
-        share = settled.engine_share
-    elif asked is not None:
-        share = asked
-    else:
-        pays = options.decoder == "gpu" or _pays(job, setting, options, rendition)
-        share = usual_share(setting.placement) if pays else 0.0
-    # A job that began without it, for want of memory, goes on so when it is asked for again.
-    if settled is not None and share and asked not in (None, share):
-        raise OutputError(
-            "the job was begun with another decoder, which decides the last bits of pixels",
-            received=f"--decoder {options.decoder}",
-            allowed=f"--decoder gpu:{share:g}",
-        )
-    must_run = options.decoder != "auto" and (recipe is None or settled is not None)
-    problem = _problem_here(setting, options.decoder, is_resumed=settled is not None) if share else None
-    if not share or (problem is not None and settled is None and not must_run):
+    share = _wanted_share(job, setting, options) if settled is None else _settled_share(settled, options.decoder)
+    if not share:
         return job
+    is_asked_for = options.decoder != "auto" and recipe is None
+    problem = _problem_here(setting, options.decoder, is_resumed=settled is not None)
     if problem is not None:
-        raise problem
+        if settled is not None or is_asked_for:
+            raise problem
+        return job
     _check_job(job, rendition)
     if options.check:
         raise UsageError(
@@ -62,7 +50,27 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
             received=f"--decoder {options.decoder} --check",
             hint="--decoder cpu",
         )
-    return replace(job, decoder=EngineDecoder(replace(rendition, engine_share=share), must_run))
+    return replace(job, decoder=EngineDecoder(replace(rendition, engine_share=share), is_asked_for))
+
+
+def _settled_share(settled: Recipe, decoder: str) -> float:
+    """The share that a job began with. One that began without, for want of memory, goes on so if asked for it again."""
+    share = settled.engine_share
+    if share and engine_share(decoder) not in (None, share):
+        raise OutputError(
+            "the job was begun with another decoder, which decides the last bits of pixels",
+            received=f"--decoder {decoder}",
+            allowed=f"--decoder gpu:{share:g}",
+        )
+    return share
+
+
+def _wanted_share(job: Job, setting: Setting, options: PredictOptions) -> float:
+    asked = engine_share(options.decoder)
+    if asked is not None:
+        return asked
+    is_wanted = options.decoder == "gpu" or _pays(job, setting, options)
+    return usual_share(setting.placement) if is_wanted else 0.0
 
 
 def usual_share(placement: Placement) -> float:
@@ -75,8 +83,9 @@ def usual_share(placement: Placement) -> float:
     return round(engines / (engines + _LEFT_OF_A_LOADER * placement.most_loaders), 2)
 
 
-def _pays(job: Job, setting: Setting, options: PredictOptions, rendition: Rendition) -> bool:
+def _pays(job: Job, setting: Setting, options: PredictOptions) -> bool:
     """Whether the engine decodes photos of a job that does not ask for it: no pixel may be another one for that."""
+    rendition = Rendition.of(options.reading)
     may_run = setting.device_kind == "gpu" and not setting.is_live and not options.check
     may_pay = may_run and has_same_pixels(rendition) and _is_fed(job, rendition) and engine.is_installed()
     return may_pay and job.source.traits.is_resumable and _has_rows(job, LEAST_ROWS)
