@@ -75,13 +75,21 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
             progress.note(f"rows that failed on nodes of a cluster: {on_nodes(there)}; they are retried here")
         task = appending.arrange(task, manifest).task
         manifest = _accepted(task, manifest, records, failed)
-        with trace_to(task.options.trace, began) as trace, place.log() as log, graceful(progress.note) as stop:
+        with (
+            trace_to(task.options.trace, began) as trace,
+            place.log() as log,
+            graceful(progress.note, way_on=_way_on(task)) as stop,
+        ):
             meter = Meter(trace)
             context = RunContext(log, stop, progress.note, task.is_verbose, meter)
             for kind, some in _by_kind(task, manifest, records, failed).items():
                 retried = _Retry(task, place, progress, began, context, meter, kind=kind, only=(), failed=some)
                 summary = retried.execute(manifest)
             return summary
+
+
+def _way_on(task: FolderJob) -> str:
+    return f"go on with: penstock retry {task.output}"
 
 
 def _by_kind(
@@ -222,9 +230,12 @@ class _Retry(Run):
             ledger = Ledger(self.place, manifest)
         with contextlib.closing(ledger):
             spans = [span for span in manifest.spans if _rows_of(span, self.failed)]
-            self.progress.note(f"retrying {counted(len(self.failed), 'row')}")
+            run_again = sum(span.rows for span in spans)
+            self.progress.note(
+                f"retrying {counted(len(self.failed), 'row')}: the spans that they are in have {run_again:,}"
+            )
             self.meter.begin()
-            self.progress.begin(self.meter, manifest.rows, manifest.rows - len(self.failed))
+            self.progress.begin(self.meter, run_again, 0)
             try:
                 self._replace_parts(started, manifest, ledger, spans)
             finally:
@@ -235,7 +246,7 @@ class _Retry(Run):
                 raise Interrupted.by_signal(
                     self.context.stop.signal_number,
                     f"stopped with {sum(record.failed for record in ledger.records):,} failed rows left",
-                    hint=f"go on with: penstock retry {self.task.output}",
+                    hint=_way_on(self.task),
                 )
             return self.summarise(started, manifest, ledger, manifest.rows - len(self.failed), ready)
 
@@ -244,6 +255,7 @@ class _Retry(Run):
         assert isinstance(sink, Merges)
         parts = {each: record.part for record in ledger.records for each in range(record.first_span, record.stop_span)}
         expected = Counter(parts[span.index] for span in spans)
+        rows = {part: sum(span.rows for span in spans if parts[span.index] == part) for part in expected}
         results = started.engine.run(spans)
         with contextlib.closing(output_columns.finished(started, results)) as finished:
             picked = self._picked(started, finished)
@@ -254,7 +266,7 @@ class _Retry(Run):
                 with output_errors():
                     if not failed_as_before(self.place, ledger, part, retried):
                         ledger.replace(stage_retried(self.place, manifest, ledger, sink, part, retried))
-                self.meter.commit(sum(each.rows for each in retried), sum(len(each.failures) for each in retried))
+                self.meter.commit(rows[part], 0)
 
     def _picked(self, started: Started, results: Iterator[Result]) -> Iterator[Result]:
         """Of every result the rows that are retried."""

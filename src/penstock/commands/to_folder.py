@@ -154,10 +154,12 @@ def _execute(
     is_append: bool = False,
     altered: Collection[str] = (),
 ) -> Summary:
+    is_resumable = task.source.traits.is_resumable
+    way_on = f"what is committed stays; go on with: {task.next_step}" if is_resumable else None
     with (
         trace_to(task.options.trace, began) as trace,
         place.log() as log,
-        graceful(progress.note) as stop,
+        graceful(progress.note, way_on=way_on) as stop,
     ):
         meter = Meter(trace)
         context = RunContext(log, stop, progress.note, task.is_verbose, meter)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 5.0
 _SHOWN_AFTER_S = 0.5
 _RATE_OVER_S = 10.0
+_LEAST_ARRIVALS = 6
+_STILL_AFTER = 3
+"""A run of which nothing has come for so many times as long as usual stands still."""
 
 
 class Progress(Protocol):
@@ -46,17 +49,28 @@ class Silent(Progress):
 
 
 class Rate:
-    """Rows a second over the last ten seconds; the clock is handed in."""
+    """Rows a second lately; the clock is handed in.
+
+    Rows come by spans, which may take longer than ten seconds each. So it is taken from one arrival to another, over
+    the last ten seconds and at least the last few arrivals.
+    """
 
     def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque()
+        self._arrivals: deque[tuple[float, int]] = deque()
 
     def at(self, now: float, rows: int) -> float:
-        self._points.append((now, rows))
-        while len(self._points) > 2 and now - self._points[0][0] > _RATE_OVER_S:
-            self._points.popleft()
-        first_time, first_rows = self._points[0]
-        return (rows - first_rows) / (now - first_time) if now > first_time else 0.0
+        arrivals = self._arrivals
+        if not arrivals or rows != arrivals[-1][1]:
+            arrivals.append((now, rows))
+        while len(arrivals) > _LEAST_ARRIVALS and now - arrivals[1][0] > _RATE_OVER_S:
+            arrivals.popleft()
+        (began, before), (last, _) = arrivals[0], arrivals[-1]
+        if last <= began:
+            return 0.0
+        usual_s = (last - began) / (len(arrivals) - 1)
+        if now - last > max(_RATE_OVER_S, _STILL_AFTER * usual_s):
+            return 0.0
+        return (rows - before) / max(last - began, now - began - usual_s)
 
 
 def time_left(rows_left: int, rate: float) -> str:

@@ -76,7 +76,7 @@ class Summary:
             lines.append("the job was finished already; nothing was redone")
             return "\n".join(lines)
         if self.rows_before:
-            lines.append(f"{self.rows_before:,} of them were there before this run")
+            lines.append(f"{counted(self.rows_before, 'row')} of the input were done before this run")
         speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
         searched = f" ({self.search_seconds:.1f} s of that to find a plan)" if self.search_seconds else ""
         lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start{searched}, then {speed} rows/s")

@@ -43,7 +43,7 @@ def test_rate_is_rows_over_seconds() -> None:
     rate = Rate()
     rate.at(0.0, 0)
     assert rate.at(2.0, 100) == 50.0
-    assert rate.at(4.0, 100) == 25.0
+    assert rate.at(6.0, 100) == 25.0
 
 
 def test_rate_forgets_what_is_older_than_ten_seconds() -> None:
@@ -66,7 +66,14 @@ def test_rate_spans_a_gap_longer_than_its_memory() -> None:
     rate = Rate()
     rate.at(0.0, 0)
     assert rate.at(100.0, 1000) == 10.0
-    assert rate.at(200.0, 3000) == 20.0
+    assert rate.at(200.0, 3000) == 15.0
+
+
+def test_rate_is_steady_where_rows_come_by_spans_that_take_long() -> None:
+    """Two replicas, each done with 96 rows every 40 s, one a second behind the other: 4.8 rows/s."""
+    rate = Rate()
+    shown = [rate.at(float(now), 96 * ((now + 1) // 40 + now // 40)) for now in range(400)]
+    assert all(4 <= each <= 6 for each in shown[120:])
 
 
 def meter_with(rows: int, failed: int = 0, committed: int = 0) -> Meter:

@@ -71,7 +71,7 @@ def test_summary_of_a_finished_job_says_that_nothing_was_redone() -> None:
 
 
 def test_summary_of_a_resumed_job_says_what_was_there() -> None:
-    assert "5,000 of them were there before this run" in str(Summary(**{**vars(DONE), "rows_before": 5000}))
+    assert "5,000 rows of the input were done before this run" in str(Summary(**{**vars(DONE), "rows_before": 5000}))
 
 
 def test_slow_jobs_show_a_fraction() -> None:
