@@ -237,6 +237,66 @@ def test_every_version_of_the_npy_header_is_read(tmp_path: Path, version: tuple[
     assert read_all(ArrayFiles([path]), ArrayFiles([path]).divide(2), ["data"]) == {"data": [[0, 1], [2, 3], [4, 5]]}
 
 
+def write_header(path: Path, header: str, version: tuple[int, int] = (1, 0), length: int | None = None) -> str:
+    raw = header.encode() + b"\n"
+    prefix = (len(raw) if length is None else length).to_bytes(2 if version == (1, 0) else 4, "little")
+    path.write_bytes(b"\x93NUMPY" + bytes(version) + prefix + raw + bytes(96))
+    return str(path)
+
+
+def header_of(shape: str, descr: str = "'<f4'", more: str = "") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, {more}}}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{[]: 1}", "{{}: 1}", "-" * 9000 + "1", "(" * 9000, " {\n  1\n 2", "open('x')",
+        header_of("(6, 4)", more="5: 1"), header_of("(6, 4)", "()"), header_of("(6, 4)", "('<f4',)"),
+        header_of("(6, 2)", "('<f4', (2,))"), header_of(str((6,) + (1,) * 70)), header_of("(0, 0, 10**30)"),
+        header_of(f"(5, 0, {2**63 - 1})"), header_of(f"(5, 0, {10**30})"), header_of(f"(5, {10**30})", "'S0'"),
+    ],
+)  # fmt: skip
+def test_header_that_is_wrong_in_any_way_is_an_input_error_that_names_the_file(tmp_path: Path, header: str) -> None:
+    path = write_header(tmp_path / "a.npy", header)
+    with pytest.raises(InputError) as caught:
+        use(ArrayFiles([path]))
+    assert_names(caught.value, path)
+
+
+@pytest.mark.parametrize("version", [(0, 0), (1, 1), (2, 1), (4, 0), (255, 255)])
+def test_version_of_the_npy_header_that_is_not_known_is_refused(tmp_path: Path, version: tuple[int, int]) -> None:
+    path = write_header(tmp_path / "a.npy", header_of("(6, 4)"), version)
+    with pytest.raises(InputError, match=f"version {version[0]}.{version[1]} of the format"):
+        use(ArrayFiles([path]))
+
+
+def test_header_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "a.npy", header_of("(6, 4)"), (2, 0), length=(1 << 32) - 1)
+    os.truncate(path, 1 << 40)
+    with pytest.raises(InputError, match="a header of 4,294,967,295 bytes"):
+        use(ArrayFiles([path]))
+
+
+def test_header_that_python_2_wrote_is_read_without_a_word(tmp_path: Path) -> None:
+    path = write_header(tmp_path / "a.npy", header_of("(6L, 4L)"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        [span] = ArrayFiles([path]).divide(10)
+    assert span.rows == 6
+
+
+def test_stored_member_that_claims_bytes_of_the_next_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.zeros((5, 4)), b=np.ones((5, 4)))
+    content = path.read_bytes()
+    stored = content.index(b"PK\x01\x02")  # the first entry of the directory
+    size = int.from_bytes(content[stored + 24 : stored + 28], "little")
+    path.write_bytes(content[: stored + 24] + (size + 32).to_bytes(4, "little") + content[stored + 28 :])
+    with pytest.raises(InputError, match="two sizes"):
+        use(ArrayFiles([str(path)]))
+
+
 @pytest.fixture
 def eager_collector() -> Iterator[None]:
     """The garbage collector runs at every few objects, and lets other threads go on meanwhile, as JAX's does."""

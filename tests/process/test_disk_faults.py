@@ -190,6 +190,7 @@ def test_disk_that_becomes_full_ends_the_run_and_it_goes_on_when_there_is_room(m
     code, errors = mounts.run(mounts.arguments(output, sink))
     assert code == 7, errors
     assert f"error: {ANSWER}" in errors
+    assert "No space left on device" in errors
     assert journal_length(seen_there(mounts, output)) > 0
     mount(mounts, "-o", "remount,size=50m", output)
     code, errors = mounts.run(["resume", str(output), "--quiet"])

@@ -139,7 +139,8 @@ class _GrowingFile:
                 f"{self._first.dtype}{list(self._first.shape[1:])}",
                 hint="use --format parquet or jsonl",
             )
-        np.ascontiguousarray(array).tofile(self._file)
+        if array.nbytes:
+            self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         self._rows += len(array)
         self._send()
 

@@ -89,7 +89,23 @@ def _check_is_file(path: str) -> None:
     Raises:
         InputError: It is a pipe, a device or a socket.
     """
-    mode = os.stat(path).st_mode
+    _check_mode(path, os.stat(path).st_mode)
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a file, as the `opener` of `open`: what was put in its place since it was listed may be a pipe."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISDIR(mode):  # `open` tells of a folder itself
+            _check_mode(path, mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_mode(path: str, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
         raise InputError(
@@ -103,7 +119,7 @@ def _check_is_file(path: str) -> None:
 def open_binary(path: str, buffer_bytes: int = BUFFER_BYTES) -> BinaryIO:
     """A file that is read at any offset. From a URL, at least `buffer_bytes` are fetched, and no more are kept."""
     if not is_url(path):
-        return open(path, "rb")
+        return open(path, "rb", opener=_regular)
     ranged = remote.RangedFile(path)
     return cast(BinaryIO, io.BufferedReader(ranged, buffer_bytes) if buffer_bytes else ranged)
 
@@ -124,7 +140,9 @@ def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
     """A piece of a file, or all of it. Shorter than asked for where the file ends."""
     if is_url(path):
         return remote.read_bytes(path, start, nbytes)
-    with open(path, "rb", buffering=0) as file:  # a buffer costs as much as the rest, for a file of a few bytes
+    with open(
+        path, "rb", buffering=0, opener=_regular
+    ) as file:  # a buffer costs as much as the rest, for a file of a few bytes
         if start:
             file.seek(start)
         if nbytes is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import lzma
 import math
 import struct
 import threading
-import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from penstock.core.columns import describe
 from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import SourceTraits
 from penstock.core.records import Array, Block, Column, Columns, Extent, Span, TensorSpec
-from penstock.errors import InputError
+from penstock.errors import InputError, one_line
 from penstock.sources.files.file_source import FileSource, origin_of_run, spans_of_files
 from penstock.sources.files.inflated import InflatedPieces, Rewindable
 from penstock.sources.files.paths import fail_empty, is_url, listed, open_binary, read_bytes, size_of
@@ -36,6 +37,8 @@ _MOST_DEFLATED = 1032
 """Bytes that a compressed byte can stand for: more is not possible with deflate."""
 _LARGEST_ROW = 2 << 30
 _MOST_EMPTY_ROWS = 1 << 24
+_VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
+"""Of the format, with the bytes in which each has the length of a header."""
 _PARSING = threading.Lock()
 """CPython counts the depth of what it parses for all threads together, and fails where two of them are at it."""
 _BROKEN = (
@@ -45,8 +48,8 @@ _BROKEN = (
     RuntimeError,
     zipfile.BadZipFile,
     zlib.error,
+    lzma.LZMAError,
     struct.error,
-    tokenize.TokenError,
 )
 
 
@@ -265,8 +268,11 @@ class _Member:
         Raises:
             InputError: The rows do not fit into the file, or a single one is too large to be held.
         """
+        np.empty((0, *self.shape[1:]), self.dtype)  # numpy knows how many dimensions there may be, and how large
         if self.info is not None:
             nbytes = self.info.file_size
+            if self.is_stored and nbytes != self.info.compress_size:
+                raise _damaged(self.path, f"{self.info.filename} has two sizes in the archive")
             if self.info.compress_type == zipfile.ZIP_DEFLATED and nbytes > _MOST_DEFLATED * self.info.compress_size:
                 problem = f"{nbytes:,} bytes cannot come from {self.info.compress_size:,} compressed ones"
                 raise _damaged(self.path, f"{self.info.filename}: {problem}")
@@ -321,10 +327,16 @@ def _open_npz(path: str) -> dict[str, _Member]:
 
 
 def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
-    is_first = np.lib.format.read_magic(file) == (1, 0)
-    length = file.read(2 if is_first else 4)
-    shape, fortran_order, dtype = _parse(is_first, length + file.read(int.from_bytes(length, "little")))
-    if dtype.hasobject or dtype.names or not shape or min(shape) < 0 or (fortran_order and len(shape) > 1):
+    version = np.lib.format.read_magic(file)
+    if version not in _VERSIONS:
+        raise _damaged(path, f"version {version[0]}.{version[1]} of the format, which is not known")
+    prefix = file.read(_VERSIONS[version])
+    length = int.from_bytes(prefix, "little")
+    if length > _HEADER_BYTES:
+        raise _damaged(path, f"a header of {length:,} bytes")
+    shape, fortran_order, dtype = _parse(version, prefix + file.read(length))
+    is_plain = not (dtype.hasobject or dtype.names or dtype.subdtype)
+    if not is_plain or not shape or min(shape) < 0 or (fortran_order and len(shape) > 1):
         raise InputError(
             "this array cannot be read row by row",
             received=f"{path}: shape {shape}, dtype {dtype}" + (", Fortran order" if fortran_order else ""),
@@ -335,11 +347,16 @@ def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.ge
 
 
 @lru_cache(256)
-def _parse(is_first_version: bool, raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+def _parse(version: tuple[int, int], raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     """Shape, order and dtype of a header: every span opens its file again, but what is the same is parsed once."""
-    reader = np.lib.format.read_array_header_1_0 if is_first_version else np.lib.format.read_array_header_2_0
-    with _PARSING:
-        return reader(io.BytesIO(raw))
+    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    with _PARSING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 2 wrote it
+        try:
+            shape, fortran_order, dtype = reader(io.BytesIO(raw))
+        except Exception as error:  # a header is a Python expression, and may be wrong in any way
+            raise ValueError(one_line(error)) from None
+    return tuple(map(int, shape)), fortran_order, dtype
 
 
 def _damaged(path: str, reason: str) -> InputError:

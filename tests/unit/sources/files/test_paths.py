@@ -11,7 +11,16 @@ import pytest
 
 from penstock.core.records import Fragment
 from penstock.errors import InputError
-from penstock.sources.files.paths import expand, fail_empty, fragment, is_url, read_bytes, read_many, suffix_of
+from penstock.sources.files.paths import (
+    expand,
+    fail_empty,
+    fragment,
+    is_url,
+    open_binary,
+    read_bytes,
+    read_many,
+    suffix_of,
+)
 
 SUFFIXES = (".npy", ".parquet")
 
@@ -249,3 +258,10 @@ def test_file_that_is_given_twice_is_in_one_list(tmp_path: Path) -> None:
     first, rest = found.distributed([[f"{tmp_path}/1.npy"] * 2])
     assert names(tmp_path, first) == ["1.npy", "1.npy"]
     assert names(tmp_path, rest) == ["2.npy"]
+
+
+def test_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npy")
+    for read in (open_binary, read_bytes):
+        with pytest.raises(InputError, match="a pipe cannot be read"):
+            read(str(tmp_path / "a.npy"))
