@@ -28,6 +28,7 @@ from penstock.commands.to_folder import run as run_job
 from penstock.options.records import make_options
 from penstock.storage.places import place_of
 from tests.support import light_models
+from tests.support.converted_steps import write_step
 from tests.support.processes import wait_until
 from tests.support.thread_cluster import Shown, ThreadCluster
 
@@ -159,8 +160,7 @@ class Converts(Node):
     def converted_step(self) -> tuple[str, list[bytes]] | None:
         folder = Path(os.environ["PENSTOCK_CACHE"]) / "made"
         folder.mkdir(parents=True)
-        (folder / "model.onnx").write_bytes(b"a step")
-        (folder / "signature.json").write_text('{"num_bytes": 6}')
+        write_step(folder, b"a step")
         return "digest-of-a-step", parcels.pack(str(folder), bytes, ".")
 
     def open(self, job: NodeJob, run_name: str, kind: str = "") -> None:

@@ -17,9 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from penstock.core import tuning
 from penstock.core.plans import Choice, Plan
+from penstock.planning import search
 from penstock.planning.outlook import Outlook
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
+from tests.support.converted_steps import write_step
 
 RUNTIMES_TRIED = {"tensorflow", "openvino", "onnx", "jax", "tensorflow-xla"}
 NARROW = ("--batch-size", 64, "--threads", 1, "--devices", "cpu:1")
@@ -102,7 +105,7 @@ def test_a_search_that_was_cut_short_goes_on_where_that_pays(
     assert summary_of(ran)["rows"] == 20_000
     assert says in ran.stderr
     goes_on = rate == 100.0
-    assert ("searching for at most" in ran.stderr) == goes_on
+    assert ("searching for about" in ran.stderr) == goes_on
     assert any(trial["rows_per_s"] > rate for trial in after["trials"]) == goes_on
     assert any(trial["runtime"] == "onnx" for trial in after["trials"]) == goes_on
     assert not any(trial["runtime"] == "openvino" for trial in after["trials"])
@@ -215,7 +218,7 @@ def test_a_runtime_with_wrong_answers_is_rejected(
     values = numpy_helper.to_array(kernel).copy()
     values.reshape(-1)[:8] += 0.5
     kernel.CopyFrom(numpy_helper.from_array(values, kernel.name))
-    onnx.save(network, str(file))
+    write_step(folders[0], network.SerializeToString())
     for mark in folders[0].glob("agreed-*"):
         mark.unlink()
     own = {"PENSTOCK_CACHE": str(altered), **without("jax")}
@@ -262,13 +265,28 @@ def test_a_short_job_runs_on_what_is_done_soonest_with_its_start(
     assert summary_of(again)["recipe"]["runtime"] == "onnx"
 
     [converted] = (altered / "converted").iterdir()
-    network = converted / "model.onnx"
-    network.write_bytes(bytes(network.stat().st_size))
+    write_step(converted, bytes(1000))
     ran = penstock_run(*job, tmp_path / "damaged", environment=own)
     assert summary_of(ran)["recipe"]["runtime"] == "tensorflow"
     assert "trying tensorflow" in ran.stderr
     assert file.exists()
     assert not converted.exists()
+
+
+def test_a_converted_step_with_damaged_bytes_is_made_anew(
+    planned: dict[str, Any], cache: Path, models: Path, digits: Path, tmp_path: Path, penstock_run: Penstock
+) -> None:
+    altered = tmp_path / "cache"
+    shutil.copytree(cache, altered)
+    [network] = (altered / "converted").glob("*/model.onnx")
+    whole = network.read_bytes()
+    damaged = whole[:-400] + bytes(100) + whole[-300:]
+    network.write_bytes(damaged)
+    job = ("predict", models / "digits.keras", digits, "--output", tmp_path / "out", "--runtime", "onnx")
+    ran = penstock_run(*job, environment={"PENSTOCK_CACHE": str(altered)})
+    assert ran.returncode == 0, ran.stderr
+    assert "converting the model" in ran.stderr
+    assert network.read_bytes() != damaged
 
 
 def test_a_short_job_may_leave_a_plan_for_the_next_with_one_runtime_that_starts_sooner(
@@ -288,6 +306,21 @@ def test_a_short_job_may_leave_a_plan_for_the_next_with_one_runtime_that_starts_
     assert manifest["recipe"]["runtime"] != "tensorflow"
     ours, own = (np.stack(read_rows(tmp_path / name)["digit"].to_numpy()) for name in ("second", "first"))
     np.testing.assert_allclose(ours, own, atol=1e-4)
+
+
+def test_a_conversion_that_takes_too_long_loses_nothing_that_was_measured(
+    models: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    monkeypatch.setattr(search, "_CONVERSION_SHARE", -1e6)
+    monkeypatch.setattr(tuning, "MOST_SEARCH_S", 4.0)
+    found = penstock.plan(models / "digits.keras", digits, progress=False)
+    assert found.choice.runtime == "tensorflow"
+    assert found.rows_per_s
+    assert "nothing that was tried is faster than tensorflow" in found.reason
+    rejected = {trial.runtime: trial.rejected for trial in found.trials if trial.rejected}
+    assert "not tried: converting the model takes more than" in str(rejected["onnx"])
+    assert "tensorflow" not in rejected
 
 
 def test_a_short_job_is_not_searched_for_and_says_so(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ENVIRONMENT, Penstock, summary_of
+from tests.support.converted_steps import write_step
 
 ROOT = Path(__file__).parents[2]
 NARROW = ("--batch-size", 16, "--threads", 1, "--devices", "cpu:1")
@@ -141,14 +142,10 @@ def altered(cache: Path, change: Callable[[Any], Any]) -> Iterator[None]:
         values = numpy_helper.to_array(weights)
         if values.dtype == np.float32 and values.size > 1:
             weights.CopyFrom(numpy_helper.from_array(change(values), weights.name))
-    onnx.save(network, str(file))
+    write_step(folder, network.SerializeToString())
     for mark in folder.glob("agreed-*"):
         mark.unlink()
-    signature = folder / "signature.json"
-    described = signature.read_text(encoding="utf-8")
-    signature.write_text(json.dumps(json.loads(described) | {"num_bytes": file.stat().st_size}), encoding="utf-8")
     try:
         yield
     finally:
-        file.write_bytes(whole)
-        signature.write_text(described, encoding="utf-8")
+        write_step(folder, whole)

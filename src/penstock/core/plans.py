@@ -9,6 +9,7 @@ from typing import Any
 from penstock import plugins
 from penstock.core.agreement import MOST_BY_NOISE
 from penstock.core.figures import duration, rate
+from penstock.core.typed import check_types
 from penstock.errors import UsageError
 from penstock.options.records import PRECISIONS
 
@@ -213,7 +214,7 @@ def plan_from_json(document: Any, where: str) -> Plan:
         )
     try:
         fields = {name: value for name, value in document.items() if name != "penstock_plan"}
-        return Plan(
+        plan = Plan(
             **fields
             | {
                 "choice": Choice(**fields["choice"]),
@@ -223,10 +224,25 @@ def plan_from_json(document: Any, where: str) -> Plan:
                 "left": tuple(fields.get("left", ())),
             }
         )
+        check_types(plan)
+        _check_facts(plan)
+        return plan
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
             "the plan is damaged", received=f"{where}: {error}", hint="make it again: penstock plan … --json"
         ) from None
+
+
+def _check_facts(plan: Plan) -> None:
+    """Check what types do not tell."""
+    for name in {*plan.left, *(trial.runtime for trial in plan.trials)}:
+        if not plugins.is_known(plugins.RUNTIMES, name):
+            raise ValueError(f"unknown runtime: {name!r}")
+    hardware, versions = plan.made_for.get("hardware", [["cpu"]]), plan.made_for.get("versions", {})
+    if not isinstance(versions, dict) or not isinstance(hardware, list) or not hardware:
+        raise ValueError("made_for has no versions, or no hardware")
+    if not isinstance(hardware[0], list) or not hardware[0]:
+        raise ValueError(f"made_for has a device {hardware[0]!r:.60}")
 
 
 def in_words(plan: Plan, *, has_every_size: bool = False) -> str:

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 from penstock.core.job import Job
-from penstock.core.records import Placement, Recipe
+from penstock.core.records import Device, Placement, Recipe
 from penstock.errors import DeviceError, OutputError, UsageError
 from penstock.jobs.placement import Setting
 from penstock.options.records import PredictOptions
@@ -112,14 +112,28 @@ def _problem_here(setting: Setting, decoder: str, *, is_resumed: bool) -> Device
     begun = "the job was begun with a GPU that decodes its JPEGs, and" if is_resumed else f"--decoder {decoder}:"
     if setting.is_live or setting.device_kind != "gpu":
         where = "in this process" if setting.is_live else f"on {setting.placement.devices[0]}"
-        return DeviceError(
-            f"{begun} the model runs {where}",
-            allowed="a model file on a GPU",
-            hint="run it on a machine with a GPU" if is_resumed else "--decoder cpu, or --devices gpu",
-        )
+        return _no_gpu(f"{begun} the model runs {where}")
     if not engine.is_installed():
         return DeviceError(f"{begun} nvJPEG or CuPy is not installed", hint=engine.INSTALL)
     return None
+
+
+def check_device(options: PredictOptions, device: Device) -> None:
+    """Check, before anything is loaded, that a job is to run where an engine can be.
+
+    Raises:
+        DeviceError: It is to run elsewhere.
+    """
+    if options.decoder.startswith("gpu") and device.kind != "gpu":
+        raise _no_gpu(f"--decoder {options.decoder}: the model runs on {device}")
+
+
+def _no_gpu(problem: str) -> DeviceError:
+    return DeviceError(
+        problem,
+        allowed="a model file on an NVIDIA GPU with a JPEG engine",
+        hint="`penstock devices` shows which there are here; without one, leave --decoder out",
+    )
 
 
 def _check_job(job: Job, rendition: Rendition) -> None:

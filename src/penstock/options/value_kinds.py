@@ -62,7 +62,7 @@ def choice(*names: str) -> Kind:
     return Kind(check=check, choices=lambda: names)
 
 
-_DECODER = re.compile(r"auto|cpu|gpu(:0?\.0*[1-9][0-9]{0,5}|:1(\.0*)?)?")
+_DECODER = re.compile(r"auto|cpu|gpu(:0?\.0*[1-9][0-9]*|:1(\.0*)?)?")
 
 
 def engine_share(decoder: str) -> float | None:

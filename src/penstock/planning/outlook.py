@@ -77,15 +77,19 @@ class Outlook:
         needed_s = first_s + self.cost_s(best.runtime) + (self.conversion_s if best.is_converted else 0.0)
         return Budget.of(predicted_s, self.gain(best.runtime) / faster, needed_s, computed_s)
 
+    @property
+    def has_light(self) -> bool:
+        """Whether one of them imports no framework."""
+        return any(kinds.runtime(each.runtime).reads_steps for each in self.candidates)
+
     def for_the_next_s(self, predicted_s: float) -> float:
         """How long a job that is too short for a search of its own may search for the next one like it; 0 for not.
 
         A runtime that imports no framework starts seconds sooner.
         """
-        light = [each for each in self.candidates if kinds.runtime(each.runtime).reads_steps]
-        if not light:
+        if not self.has_light:
             return 0.0
-        needed_s = LOOK_S + self.conversion_s + self.cost_s(light[0].runtime)
+        needed_s = LOOK_S + self.conversion_s + LIGHT_START_S + LOOK_S
         is_paid = needed_s <= _LATER_JOBS * (self.heavy_start_s - LIGHT_START_S)
         return needed_s if is_paid and needed_s <= predicted_s else 0.0
 

@@ -190,6 +190,8 @@ class Search:
         by_rule = max((point.rows_per_s for point, _ in own.points if point.batch_size == size), default=0.0)
         if not by_rule:
             return rate(best.rate)
+        if best.contender is own and best.point.batch_size == size:
+            return f"{rate(best.rate)}: nothing that was tried is faster than {own.setting.runtime} as it runs"
         times = f"{best.rate / by_rule:.2g}"
         faster = "as fast as" if times == "1" else f"{times} times as fast as"
         return f"{rate(best.rate)}, {faster} {own.setting.runtime} with batches of {size:,}"
@@ -221,22 +223,25 @@ class Search:
             store.touch(folder)
             return folder
         if not own.engine.is_up:
-            self._conversion_problem = "the process that would do it has died"
+            self._conversion_problem = "not tried: the process that converts the model has died"
             return None
         if self.clock.left < self.outlook.conversion_s + LIGHT_START_S + LOOK_S:
             return None
-        allowed_s = _CONVERSION_SHARE * self.clock.left
+        # Giving up ends the process that converts. It is not given up before starting it anew would have been dearer.
+        allowed_s = _CONVERSION_SHARE * self.clock.left + own.start_s
         self.context.note(f"plan: converting the model ({self.clock.left:.0f} s left)")
         try:
             with store.staged(folder) as staging:
-                self._conversion_problem = own.engine.convert(staging, Clock(self.context.stop, allowed_s))
+                problem = own.engine.convert(staging, Clock(self.context.stop, allowed_s))
+                self._conversion_problem = None if problem is None else f"the model does not convert: {problem}"
         except Interrupted:
             raise
         except OutOfTime:
             self._is_cut_short = True
-            self._conversion_problem = f"that took more than {allowed_s:.0f} s, which is all there was for it"
+            self._conversion_problem = f"not tried: converting the model takes more than {allowed_s:.0f} s"
         except (PenstockError, OSError) as error:
-            self._conversion_problem = error.problem if isinstance(error, PenstockError) else str(error)
+            problem = error.problem if isinstance(error, PenstockError) else str(error)
+            self._conversion_problem = f"the model does not convert: {problem}"
         return folder if self._conversion_problem is None and store.is_whole(folder) else None
 
     def _try(self, candidate: Candidate, folder: str | None) -> None:
@@ -260,7 +265,7 @@ class Search:
         left = max(0.0, self.clock.left)
         if candidate.is_converted and folder is None:
             if self._conversion_problem is not None:
-                return f"the model does not convert: {self._conversion_problem}"
+                return self._conversion_problem
             return self._leave(candidate, f"converting takes a while, and {left:.0f} s of the search were left")
         needed = self.outlook.cost_s(candidate.runtime)
         if left < needed:
@@ -315,6 +320,8 @@ class Search:
     def _climb_with_the_best(self) -> None:
         """Measure the batch sizes of the best two, and of others that could still win."""
         for place, each in enumerate(list(self._best)):
+            if each.contender.is_own and not each.contender.engine.is_up:
+                continue  # converting the model ended it, and what it reached before stays
             fastest = max(other.rate for other in self._best)
             if (place >= _CLIMBERS or self.is_for_job) and each.rate < _RIVAL * fastest:
                 continue
@@ -334,7 +341,7 @@ class Search:
         climber, ladder = reached.contender, reached.ladder
         name, known = climber.setting.runtime, len(climber.points)
         if not climber.engine.is_up:
-            self.trials.append(Trial(name, rejected=self._conversion_problem or "it died"))
+            self.trials.append(Trial(name, rejected="it died"))
             return None
         if climber.is_own or not is_look:
             self.context.note(f"plan: measuring {name} ({self.clock.left:.0f} s left)")

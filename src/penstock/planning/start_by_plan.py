@@ -13,10 +13,11 @@ from penstock.core.protocols import Source, Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.state import NONE
 from penstock.core.tracing import SEARCH
-from penstock.errors import DeviceError, ModelError, UsageError, WorkersDied
+from penstock.errors import DeviceError, ModelError, OutputError, UsageError, WorkersDied
 from penstock.jobs import bring_up, states, steps
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
+from penstock.jobs.device_decoding import check_device
 from penstock.jobs.placement import devices_for
 from penstock.jobs.run_context import RunContext
 from penstock.options.records import PredictOptions
@@ -35,7 +36,7 @@ _MUCH_MORE_TIME = 2.0
 _BATCHES_OF_A_LOOK = 9
 _SLACK = 2.0
 """What is searched for later jobs alone is small, and may take longer than expected."""
-_DOES_NOT_RUN = (ModelError, DeviceError, WorkersDied)
+_DOES_NOT_RUN = (ModelError, DeviceError, OutputError, WorkersDied)
 
 
 def start(model: ModelFile | LiveModel, request: Request, context: RunContext, *, may_search: bool = True) -> Started:
@@ -84,6 +85,7 @@ class _PlannedStart:
         """Start the job as its manifest says, or by a known plan, or as asked for; search for a plan if that pays."""
         if self.request.resumed is not None:
             return self._start(self.request.runtime)
+        check_device(self.options, self._devices()[0])
         plan, broken = self._known_plan(), None
         if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
             try:
@@ -296,9 +298,12 @@ class _PlannedStart:
                 f"the next job like this may start without {started.recipe.runtime}, which took {started.start_s:.0f} s"
             )
         if not budget.seconds:
-            self.context.note(f"plan: rules of thumb, as about {predicted_s:.1f} s of work are too short for a search")
+            short = f"rules of thumb, as about {predicted_s:.1f} s of work are too short for a search"
+            is_slow_to_start = started.start_s > predicted_s and search.outlook.has_light
+            later = f"; after `penstock plan`, such jobs may start without {started.recipe.runtime}"
+            self.context.note(f"plan: {short}{later if is_slow_to_start else ''}")
             return started
-        self.context.note(f"plan: searching for at most {budget.seconds:.0f} s; {why}")
+        self.context.note(f"plan: searching for about {budget.seconds:.0f} s; {why}")
         began = time.perf_counter()
         plan = self._search(search, budget.seconds, notes)
         self.context.note(f"plan: {plan.reason}")

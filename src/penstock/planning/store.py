@@ -5,10 +5,12 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -16,14 +18,17 @@ from penstock.core import kinds
 from penstock.core.agreement import LEAST_LOOSENED, Proof
 from penstock.core.plans import Plan, plan_from_json
 from penstock.core.records import Device, ModelFile, TensorSpec
-from penstock.errors import UsageError
+from penstock.errors import PenstockError, UsageError
 from penstock.jobs import steps
 from penstock.options.records import PredictOptions
 from penstock.options.table import PlanKey
 from penstock.pool.devices.inventory import usable_cores
 from penstock.private_cache import CONVERTED, PLANS, cache_folder
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
+from penstock.storage.disk import checksum_of_file, regular
 
+_UNREADABLE = (OSError, ValueError, RecursionError, PenstockError)
+"""What a file in the cache may raise that something else than penstock wrote."""
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
@@ -108,8 +113,8 @@ def _plans() -> Iterator[Plan]:
     with contextlib.suppress(OSError):
         entries = sorted(os.scandir(os.path.dirname(_plan_path(""))), key=lambda each: -each.stat().st_mtime)
         for entry in entries[:_MOST_PLANS]:
-            with contextlib.suppress(OSError, ValueError, UsageError), open(entry.path, encoding="utf-8") as file:
-                yield plan_from_json(json.load(file), entry.path)
+            with contextlib.suppress(*_UNREADABLE):
+                yield _read(entry.path)
 
 
 def differences(facts: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
@@ -141,14 +146,17 @@ def _versions() -> dict[str, str | None]:
 
 def load_plan(key: str) -> Plan | None:
     """The plan that was found before; None where there is none that can be used."""
-    path = _plan_path(key)
     try:
-        with open(path, encoding="utf-8") as file:
-            plan = plan_from_json(json.load(file), path)
-    except (OSError, ValueError, UsageError):
+        plan = _read(_plan_path(key))
+    except _UNREADABLE:
         return None  # none there, or of another version: a new one takes its place
     converted = plan.choice.converted
     return plan if converted is None or is_whole(converted) else None
+
+
+def _read(path: str) -> Plan:
+    with open(path, encoding="utf-8", opener=regular) as file:
+        return plan_from_json(json.load(file), path)
 
 
 def save_plan(plan: Plan) -> None:
@@ -163,7 +171,12 @@ def _write(path: str, text: str) -> None:
     """Replace a small file, whole or not at all."""
     folder = os.path.dirname(path)
     with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".new-", delete=False, encoding="utf-8") as file:
-        file.write(text)
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:
+            os.remove(file.name)
+            raise
     os.replace(file.name, path)
 
 
@@ -190,7 +203,7 @@ def read_plan(path: str) -> Plan:
     try:
         with open(path, encoding="utf-8") as file:
             return plan_from_json(json.load(file), path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             "the plan cannot be read", received=f"--plan {path}: {error}", allowed="what `penstock plan --json` prints"
         ) from None
@@ -202,13 +215,22 @@ def conversion_folder(step: str) -> str:
 
 
 def is_whole(folder: str) -> bool:
-    """Whether a converted step is there, of the size that it was written with."""
+    """Whether a converted step is there as it was written."""
     try:
-        with open(os.path.join(folder, "signature.json"), encoding="utf-8") as file:
-            num_bytes = json.load(file)["num_bytes"]
-        return bool(os.path.getsize(os.path.join(folder, "model.onnx")) == num_bytes)
-    except (OSError, ValueError, KeyError, TypeError):
+        with open(os.path.join(folder, "signature.json"), encoding="utf-8", opener=regular) as file:
+            written = json.load(file)
+        path = os.path.join(folder, "model.onnx")
+        status = os.stat(path)
+        is_of_size = stat.S_ISREG(status.st_mode) and status.st_size == written["num_bytes"]
+        return is_of_size and _checksum(path, status.st_size, status.st_mtime_ns) == written["digest"]
+    except (*_UNREADABLE, KeyError, TypeError):
         return False
+
+
+@lru_cache(4)
+def _checksum(path: str, size: int, mtime_ns: int) -> str:
+    """Of a file, read once as long as it has this size and this time."""
+    return checksum_of_file(path)
 
 
 def note_agreement(folder: str, model: ModelFile, runtime: str, device_kind: str, proof: Proof) -> None:
@@ -220,10 +242,10 @@ def note_agreement(folder: str, model: ModelFile, runtime: str, device_kind: str
 def is_agreed(folder: str, model: ModelFile, runtime: str, device_kind: str, tolerance: float) -> bool:
     """Whether `note_agreement` was called for it before, with a difference that the tolerance or noise allows."""
     try:
-        with open(_agreement_path(folder, model, runtime, device_kind), encoding="utf-8") as file:
+        with open(_agreement_path(folder, model, runtime, device_kind), encoding="utf-8", opener=regular) as file:
             difference, needed = map(float, file.read().split())
         return (needed if tolerance >= LEAST_LOOSENED else difference) <= tolerance
-    except (OSError, ValueError):
+    except _UNREADABLE:
         return False
 
 

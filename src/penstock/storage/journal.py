@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from penstock.core.typed import check_types
 from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import INTERNAL, RESUMABLE, fsync_folder, regular, write_whole
 from penstock.storage.objects import Objects
-from penstock.storage.typed import check_types
 
 JOURNAL = f"{INTERNAL}/journal"
 SEGMENT_OBJECTS = 1000

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from penstock.core.records import Binding, Feature, Fragment, OutputSchema, Recipe, Span, TensorSpec
+from penstock.core.typed import check_types
 from penstock.errors import OutputError
 from penstock.options.records import Nulls
 from penstock.storage import stored_spans
@@ -19,7 +20,6 @@ from penstock.storage.disk import INTERNAL
 from penstock.storage.places import Place
 from penstock.storage.seal import CHECKSUM, check_seal, sealed
 from penstock.storage.stored_spans import StoredSpans, nested_tuples
-from penstock.storage.typed import check_types
 
 MANIFEST_VERSION = 7
 _CONTINUED_VERSION = 6

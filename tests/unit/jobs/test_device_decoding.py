@@ -15,7 +15,7 @@ from penstock.core.records import Binding, Device, ModelFile, Placement, Recipe,
 from penstock.errors import DeviceError, OutputError
 from penstock.jobs import device_decoding
 from penstock.jobs.decide import Decision, without_decoder
-from penstock.jobs.device_decoding import notes_of, usual_share, with_decoder
+from penstock.jobs.device_decoding import check_device, notes_of, usual_share, with_decoder
 from penstock.jobs.placement import Setting
 from penstock.options.records import make_options
 from penstock.sources.images import engine
@@ -143,3 +143,10 @@ def test_only_an_engine_that_was_asked_for_must_run(job: Job) -> None:
         decided = with_decoder(job, SETTING, make_options({"interpolation": "torchvision", "decoder": decoder}), None)
         assert isinstance(decided.decoder, EngineDecoder)
         assert decided.decoder.is_asked_for == (decoder == "gpu")
+
+
+def test_an_engine_is_refused_before_anything_is_loaded_where_there_is_no_gpu() -> None:
+    with pytest.raises(DeviceError, match=r"--decoder gpu:0\.5: the model runs on cpu:0"):
+        check_device(make_options({"decoder": "gpu:0.5"}), Device("cpu", 0))
+    check_device(make_options({"decoder": "gpu"}), Device("gpu", 0))
+    check_device(make_options({}), Device("cpu", 0))

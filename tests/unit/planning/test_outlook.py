@@ -9,6 +9,7 @@ import pytest
 
 from penstock.planning.candidates import Candidate
 from penstock.planning.outlook import LIGHT_START_S, LOOK_S, Outlook, expected_gains
+from tests.support.converted_steps import write_step
 
 OTHERS = [Candidate("openvino", True), Candidate("onnx", True), Candidate("jax"), Candidate("torch")]
 
@@ -30,8 +31,7 @@ def test_a_step_that_must_be_converted_first_costs_time(tmp_path: Path) -> None:
     # Half of 145 s can be saved, and six tenths of that be spent; half of 12 s does not pay for 4 s.
     assert found.budget(145.0).seconds == pytest.approx(43.5)
     assert found.budget(12.0).seconds == 0.0
-    (tmp_path / "model.onnx").write_bytes(b"step")
-    (tmp_path / "signature.json").write_text('{"num_bytes": 4}', encoding="utf-8")
+    write_step(tmp_path, b"step")
     assert outlook({"openvino": 2.0}, tmp_path).budget(12.0).seconds == pytest.approx(3.6)
 
 

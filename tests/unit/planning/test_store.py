@@ -11,22 +11,18 @@ import pytest
 
 from penstock.core.agreement import Proof
 from penstock.core.output_selection import Answers
-from penstock.core.plans import Choice, Plan, Trial
+from penstock.core.plans import Choice, Plan, Trial, plan_from_json
 from penstock.core.records import Device, ModelFile, TensorSpec
 from penstock.options.records import PredictOptions, ReadOptions
 from penstock.planning import store
+from tests.support.converted_steps import write_step
 
 MODEL = ModelFile("keras", "model.keras", "digest", ("tensorflow",))
 DAY_S = 24 * 3600
 
 
-def write_step(folder: Path | str, content: bytes = b"network") -> None:
-    Path(folder, "model.onnx").write_bytes(content)
-    Path(folder, "signature.json").write_text(json.dumps({"num_bytes": len(content)}), encoding="utf-8")
-
-
 def test_a_step_that_lost_its_end_is_not_whole(tmp_path: Path) -> None:
-    write_step(tmp_path)
+    write_step(tmp_path, b"network")
     assert store.is_whole(str(tmp_path))
     (tmp_path / "model.onnx").write_bytes(b"netw")
     assert not store.is_whole(str(tmp_path))
@@ -34,12 +30,20 @@ def test_a_step_that_lost_its_end_is_not_whole(tmp_path: Path) -> None:
     assert not store.is_whole(str(tmp_path))
 
 
+def test_a_step_with_other_bytes_is_not_whole(tmp_path: Path) -> None:
+    write_step(tmp_path, b"network")
+    assert store.is_whole(str(tmp_path))
+    (tmp_path / "model.onnx").write_bytes(b"netwerk")
+    os.utime(tmp_path / "model.onnx", (1, 1))
+    assert not store.is_whole(str(tmp_path))
+
+
 def test_the_slower_of_two_runs_leaves_the_step_of_the_faster_alone(tmp_path: Path) -> None:
     folder = tmp_path / "converted" / "step"
     with store.staged(str(folder)) as slower:
         with store.staged(str(folder)) as faster:
-            write_step(faster, b"first")
-        write_step(slower, b"second")
+            write_step(Path(faster), b"first")
+        write_step(Path(slower), b"second")
     assert (folder / "model.onnx").read_bytes() == b"first"
     assert [entry.name for entry in folder.parent.iterdir()] == ["step"]
 
@@ -50,7 +54,7 @@ def test_a_damaged_step_is_replaced(tmp_path: Path) -> None:
     write_step(folder, b"network")
     (folder / "model.onnx").write_bytes(b"")
     with store.staged(str(folder)) as staging:
-        write_step(staging)
+        write_step(Path(staging), b"network")
     assert store.is_whole(str(folder))
 
 
@@ -61,7 +65,7 @@ def test_what_a_killed_conversion_left_goes_after_a_day(tmp_path: Path) -> None:
         stamp = os.stat(folder).st_mtime - age_s
         os.utime(folder, (stamp, stamp))
     with store.staged(str(tmp_path / "step")) as staging:
-        write_step(staging)
+        write_step(Path(staging), b"network")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".staging-new", "step"]
 
 
@@ -166,3 +170,48 @@ def test_other_versions_are_told_by_name(tmp_path: Path, monkeypatch: pytest.Mon
     plan = kept_plan(PredictOptions(), monkeypatch, tmp_path)
     now = {**plan.made_for, "versions": {"keras": None, "jaxlib": "9.9"}}
     assert store.differences(now, plan.made_for) == ["keras gone (there: 3.0)", "jaxlib 9.9 (there: None)"]
+
+
+WHOLE = Plan(
+    Choice("tensorflow", 64, 2),
+    (Trial("tensorflow", 64, 2, rows_per_s=10.0), Trial("onnx", 64, 2, rows_per_s=20.0, difference=0.0)),
+    key="found",
+    made_for={"model": "digest", "hardware": [["cpu", "a CPU", 1], 2], "versions": {"keras": "3"}},
+    budget_s=5.0,
+    family="tables",
+)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"rows": "many"}, {"rows_per_s": "fast"}, {"start_s": None}, {"budget_s": "5"}, {"left": 5}, {"left": ["nope"]},
+        {"family": 5}, {"made_for": []}, {"made_for": None}, {"made_for": {"hardware": []}},
+        {"made_for": {"hardware": [[]]}}, {"made_for": {"versions": "3"}}, {"trials": [{"runtime": 5}]},
+        {"trials": [{"runtime": "nope"}]}, {"trials": [{"runtime": "onnx", "rows_per_s": "fast"}]},
+        {"trials": [{"runtime": "onnx", "start_s": None}]}, {"choice": []},
+    ],
+)  # fmt: skip
+def test_a_plan_with_wrong_types_is_as_if_it_were_not_there(
+    damage: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    store.save_plan(WHOLE)
+    assert store.load_plan("found") == plan_from_json(json.loads(json.dumps(WHOLE.as_json())), "")
+    assert store.found_before("digest", "cpu", "tables") == {"onnx": 2.0}
+    (tmp_path / "plans" / "found.json").write_text(json.dumps(WHOLE.as_json() | damage))
+    assert store.load_plan("found") is None
+    assert store.found_before("digest", "cpu", "tables") == {}
+    assert store.describe_nearest({"model": "digest", "versions": {"keras": "4"}}) is None
+
+
+@pytest.mark.parametrize("content", [None, b"[" * 200_000, b'{"a":' * 100_000, b"\xff\xfe", b""])
+def test_what_is_no_plan_hangs_and_breaks_nothing(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    (tmp_path / "plans").mkdir()
+    path = tmp_path / "plans" / "found.json"
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    assert store.load_plan("found") is None
+    assert store.found_before("digest", "cpu", "tables") == {}

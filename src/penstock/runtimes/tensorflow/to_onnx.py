@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import google_crc32c
+
 from penstock.core.records import Binding, ModelFile, Signature
 from penstock.core.state import NONE, SEEDS
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
@@ -291,7 +293,8 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
         "outputs": outputs,
     }
     content = proto.SerializeToString()  # which may fail, before there is a file
-    document |= {"num_bytes": len(content), "wide_arithmetic": wide_arithmetic(proto)}
+    digest = f"{google_crc32c.value(content):08x}"
+    document |= {"num_bytes": len(content), "digest": digest, "wide_arithmetic": wide_arithmetic(proto)}
     for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(document, indent=1).encode())):
         with open(os.path.join(folder, name), "wb") as opened:
             opened.write(written)
