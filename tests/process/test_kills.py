@@ -183,6 +183,7 @@ def test_second_signal_stops_at_once(
     _, errors = process.communicate(timeout=30)
     # The first may have been enough, if nothing was in flight.
     assert process.returncode == code, errors
+    assert f"go on with: penstock resume {output}" in errors
     ran = penstock_run(*predict_arguments(light_models, digits, output))
     assert ran.returncode == 0, ran.stderr
     assert_all_rows(output)

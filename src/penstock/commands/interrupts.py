@@ -32,12 +32,10 @@ def let_go_of_lost_terminal() -> None:
 
 
 @contextmanager
-def graceful(
-    tell: Callable[[str], None], stopping: Callable[[], str] = lambda: _STOPPING, way_on: str | None = None
-) -> Iterator[StopFlag]:
+def graceful(tell: Callable[[str], None], stopping: Callable[[], str] = lambda: _STOPPING) -> Iterator[StopFlag]:
     """While this is open, the first SIGINT, SIGTERM or SIGHUP raises the flag, and the second raises Interrupted.
 
-    The first one is answered with the words that `stopping` gives, the second with the `way_on`.
+    The first one is answered with the words that `stopping` gives.
 
     Handlers can only be set on the main thread; on any other this does nothing, and the caller's own ways of
     stopping a thread apply.
@@ -51,7 +49,7 @@ def graceful(
         if flag.is_raised and number == signal.SIGHUP:
             return  # a terminal that closes sends it twice: from the shell, and from the kernel
         if flag.is_raised:
-            raise Interrupted.by_signal(number, "stopped at once", hint=way_on)
+            raise Interrupted.by_signal(number, "stopped at once")
         flag.signal_number = number
         let_go_of_lost_terminal()
         tell(stopping())

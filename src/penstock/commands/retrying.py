@@ -78,18 +78,18 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
         with (
             trace_to(task.options.trace, began) as trace,
             place.log() as log,
-            graceful(progress.note, way_on=_way_on(task)) as stop,
+            graceful(progress.note) as stop,
         ):
             meter = Meter(trace)
             context = RunContext(log, stop, progress.note, task.is_verbose, meter)
-            for kind, some in _by_kind(task, manifest, records, failed).items():
-                retried = _Retry(task, place, progress, began, context, meter, kind=kind, only=(), failed=some)
-                summary = retried.execute(manifest)
-            return summary
-
-
-def _way_on(task: FolderJob) -> str:
-    return f"go on with: penstock retry {task.output}"
+            try:
+                for kind, some in _by_kind(task, manifest, records, failed).items():
+                    retried = _Retry(task, place, progress, began, context, meter, kind=kind, only=(), failed=some)
+                    summary = retried.execute(manifest)
+                return summary
+            except Interrupted as error:
+                error.hint = f"go on with: penstock retry {task.output}"
+                raise
 
 
 def _by_kind(
@@ -246,7 +246,6 @@ class _Retry(Run):
                 raise Interrupted.by_signal(
                     self.context.stop.signal_number,
                     f"stopped with {sum(record.failed for record in ledger.records):,} failed rows left",
-                    hint=_way_on(self.task),
                 )
             return self.summarise(started, manifest, ledger, manifest.rows - len(self.failed), ready)
 
@@ -255,7 +254,9 @@ class _Retry(Run):
         assert isinstance(sink, Merges)
         parts = {each: record.part for record in ledger.records for each in range(record.first_span, record.stop_span)}
         expected = Counter(parts[span.index] for span in spans)
-        rows = {part: sum(span.rows for span in spans if parts[span.index] == part) for part in expected}
+        rows: Counter[int] = Counter()
+        for span in spans:
+            rows[parts[span.index]] += span.rows
         results = started.engine.run(spans)
         with contextlib.closing(output_columns.finished(started, results)) as finished:
             picked = self._picked(started, finished)

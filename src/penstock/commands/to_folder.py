@@ -154,17 +154,20 @@ def _execute(
     is_append: bool = False,
     altered: Collection[str] = (),
 ) -> Summary:
-    is_resumable = task.source.traits.is_resumable
-    way_on = f"what is committed stays; go on with: {task.next_step}" if is_resumable else None
     with (
         trace_to(task.options.trace, began) as trace,
         place.log() as log,
-        graceful(progress.note, way_on=way_on) as stop,
+        graceful(progress.note) as stop,
     ):
         meter = Meter(trace)
         context = RunContext(log, stop, progress.note, task.is_verbose, meter)
         made = make_run(task, place, progress, began, context, meter, altered)
-        return made.execute(existing, is_append=is_append)
+        try:
+            return made.execute(existing, is_append=is_append)
+        except Interrupted as error:
+            if error.hint is None and task.source.traits.is_resumable and has_job(place):
+                error.hint = f"what is committed stays; go on with: {task.next_step}"
+            raise
 
 
 def _same_job(

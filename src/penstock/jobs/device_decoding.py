@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.core.job import Job
@@ -118,13 +119,13 @@ def _problem_here(setting: Setting, decoder: str, *, is_resumed: bool) -> Device
     return None
 
 
-def check_device(options: PredictOptions, device: Device) -> None:
+def check_device(options: PredictOptions, find_devices: Callable[[], Sequence[Device]]) -> None:
     """Check, before anything is loaded, that a job is to run where an engine can be.
 
     Raises:
         DeviceError: It is to run elsewhere.
     """
-    if options.decoder.startswith("gpu") and device.kind != "gpu":
+    if options.decoder.startswith("gpu") and (device := find_devices()[0]).kind != "gpu":
         raise _no_gpu(f"--decoder {options.decoder}: the model runs on {device}")
 
 

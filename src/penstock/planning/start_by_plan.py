@@ -85,7 +85,7 @@ class _PlannedStart:
         """Start the job as its manifest says, or by a known plan, or as asked for; search for a plan if that pays."""
         if self.request.resumed is not None:
             return self._start(self.request.runtime)
-        check_device(self.options, self._devices()[0])
+        check_device(self.options, self._devices)
         plan, broken = self._known_plan(), None
         if plan is not None and (self.options.plan is not None or not self._deserves_more(plan)):
             try:

@@ -147,6 +147,6 @@ def test_only_an_engine_that_was_asked_for_must_run(job: Job) -> None:
 
 def test_an_engine_is_refused_before_anything_is_loaded_where_there_is_no_gpu() -> None:
     with pytest.raises(DeviceError, match=r"--decoder gpu:0\.5: the model runs on cpu:0"):
-        check_device(make_options({"decoder": "gpu:0.5"}), Device("cpu", 0))
-    check_device(make_options({"decoder": "gpu"}), Device("gpu", 0))
-    check_device(make_options({}), Device("cpu", 0))
+        check_device(make_options({"decoder": "gpu:0.5"}), lambda: [Device("cpu", 0)])
+    check_device(make_options({"decoder": "gpu"}), lambda: [Device("gpu", 0)])
+    check_device(make_options({}), lambda: [Device("cpu", 0)])

@@ -140,9 +140,8 @@ def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
     """A piece of a file, or all of it. Shorter than asked for where the file ends."""
     if is_url(path):
         return remote.read_bytes(path, start, nbytes)
-    with open(
-        path, "rb", buffering=0, opener=_regular
-    ) as file:  # a buffer costs as much as the rest, for a file of a few bytes
+    # A buffer costs as much as the rest, for a file of a few bytes.
+    with open(path, "rb", buffering=0, opener=_regular) as file:
         if start:
             file.seek(start)
         if nbytes is None:
