@@ -95,7 +95,7 @@ def test_photos_in_places_at_odd_addresses_with_restarts_and_of_all_sizes_are_th
 @pytest.mark.parametrize("interpolation", [each for each in INTERPOLATIONS if each not in NOT_AS_SUMS])
 @pytest.mark.parametrize("resize", RESIZES)
 def test_pixels_are_those_of_the_loaders_within_1_in_every_mode(resize: str, interpolation: str) -> None:
-    """Sums in whole numbers are the same to the bit; Keras's are Intel's on some machines, which round otherwise."""
+    """Those of Pillow and torch are the same to the bit, of photos that shrink and of others that grow."""
     photos = [jpeg(number, sampling) for number in range(16) for sampling in ("420", "422", "444")]
     found, bad, expected, _ = both(photos, Rendition(resize, interpolation))
     assert not bad

@@ -50,7 +50,7 @@ def jpegs(count: int) -> list[bytes]:
     made = []
     for number in range(count):
         coarse = np.random.default_rng(number).integers(0, 256, (9, 7, 3), dtype=np.uint8)
-        size = (60 + 23 * number, 150 - 11 * number)
+        size = (30 + 23 * number, 150 - 22 * number)  # of the rooms below, smaller in either direction, and larger
         made.append(bytes(simplejpeg.encode_jpeg(np.asarray(Image.fromarray(coarse).resize(size)))))
     return made
 
