@@ -313,10 +313,12 @@ def eager_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("eager_collector")
-def test_headers_are_read_by_several_threads_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "datetime64[D]"])
+def test_headers_are_read_by_several_threads_at_once(tmp_path: Path, dtype: str) -> None:
+    """Of these, numpy parses the second as Python."""
     paths = [str(tmp_path / f"{rows}.npy") for rows in range(1, 1000)]
     for rows, path in enumerate(paths, 1):
-        np.save(path, np.zeros((rows, 2)))
+        np.save(path, np.zeros((rows, 2), dtype))
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda path: next(ArrayFiles([path]).divide(1000)).rows, paths))
     assert found == list(range(1, 1000))

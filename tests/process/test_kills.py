@@ -189,6 +189,29 @@ def test_second_signal_stops_at_once(
     assert_all_rows(output)
 
 
+def test_stop_while_the_model_loads_leaves_the_job_that_was_to_be_replaced_and_does_not_resume_it(
+    light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", output)
+    assert ran.returncode == 0, ran.stderr
+    (tmp_path / "endless.py").write_text(
+        "def build():\n    import pathlib, time\n    pathlib.Path('loading').touch()\n    time.sleep(600)\n",
+        encoding="utf-8",
+    )
+    command = penstock_command(
+        "predict", "endless:build", digits, "--output", output, "--runtime", "jax", "--overwrite"
+    )
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, text=True, stderr=subprocess.PIPE)
+    wait_for((tmp_path / "loading").exists, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped before the first row" in errors
+    assert "resume" not in errors
+    assert_all_rows(output)
+
+
 def test_replicas_that_keep_dying_end_the_run_with_their_own_code(tmp_path: Path, digits: Path) -> None:
     (tmp_path / "deadly.py").write_text(
         "def build():\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)\n", encoding="utf-8"

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock
-from penstock.core import tuning
 from penstock.core.plans import Choice, Plan
 from penstock.planning import search
+from penstock.planning.candidates import candidates
 from penstock.planning.outlook import Outlook
 from tests.conftest import ENVIRONMENT, Penstock, penstock_command, read_rows, summary_of
 from tests.support.converted_steps import write_step
@@ -313,7 +313,7 @@ def test_a_conversion_that_takes_too_long_loses_nothing_that_was_measured(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
     monkeypatch.setattr(search, "_CONVERSION_SHARE", -1e6)
-    monkeypatch.setattr(tuning, "MOST_SEARCH_S", 4.0)
+    monkeypatch.setattr(search, "candidates", lambda *of: [each for each in candidates(*of) if each.is_converted])
     found = penstock.plan(models / "digits.keras", digits, progress=False)
     assert found.choice.runtime == "tensorflow"
     assert found.rows_per_s

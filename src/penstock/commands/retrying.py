@@ -235,7 +235,7 @@ class _Retry(Run):
                 f"retrying {counted(len(self.failed), 'row')}: the spans that they are in have {run_again:,}"
             )
             self.meter.begin()
-            self.progress.begin(self.meter, run_again, 0)
+            self.progress.begin(self.meter, self.meter.done_rows + run_again, 0)  # those of another kind are counted
             try:
                 self._replace_parts(started, manifest, ledger, spans)
             finally:

@@ -165,8 +165,7 @@ def _execute(
         try:
             return made.execute(existing, is_append=is_append)
         except Interrupted as error:
-            if error.hint is None and task.source.traits.is_resumable and has_job(place):
-                error.hint = f"what is committed stays; go on with: {task.next_step}"
+            error.hint = error.hint or made.stopped_hint
             raise
 
 
@@ -298,6 +297,8 @@ class Run:
     """The kind of machine by whose recipe parts are built; empty for the one that is nearest to this machine."""
     only: Collection[int] | None = None
     """The parts that are built; None for all."""
+    stopped_hint: str | None = None
+    """What a user does after an interruption, once rows are predicted; before, there may be another job or none."""
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
@@ -437,6 +438,7 @@ class Run:
 
     def begin_progress(self, manifest: Manifest, rows_before: int) -> None:
         """Measure and show the run from now on: rows are predicted."""
+        self.stopped_hint = self._way_on(manifest) if self.task.source.traits.is_resumable else None
         self.meter.begin()
         self.progress.begin(self.meter, manifest.rows, rows_before)
 

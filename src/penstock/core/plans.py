@@ -235,9 +235,6 @@ def plan_from_json(document: Any, where: str) -> Plan:
 
 def _check_facts(plan: Plan) -> None:
     """Check what types do not tell."""
-    for name in {*plan.left, *(trial.runtime for trial in plan.trials)}:
-        if not plugins.is_known(plugins.RUNTIMES, name):
-            raise ValueError(f"unknown runtime: {name!r}")
     hardware, versions = plan.made_for.get("hardware", [["cpu"]]), plan.made_for.get("versions", {})
     if not isinstance(versions, dict) or not isinstance(hardware, list) or not hardware:
         raise ValueError("made_for has no versions, or no hardware")
@@ -270,7 +267,7 @@ def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
             f"predicted: {plan.rows:,} rows in {duration(plan.seconds)}, {start:.1f} s of it to start, "
             f"then {rate(plan.rows_per_s)}",
             f"once it runs, {plan.advice}",
-            f"the search took {plan.search_s:.0f} s of at most {plan.budget_s:.0f}"
+            f"the search took {plan.search_s:.0f} s of about {plan.budget_s:.0f}"
             + (f"; it was cut short{_left_in_words(plan)}" if plan.is_cut_short else ""),
         ]
     )

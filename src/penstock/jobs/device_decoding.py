@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 
 from penstock.core.job import Job
 from penstock.core.records import Device, Placement, Recipe
@@ -61,7 +62,7 @@ def _settled_share(settled: Recipe, decoder: str) -> float:
         raise OutputError(
             "the job was begun with another decoder, which decides the last bits of pixels",
             received=f"--decoder {decoder}",
-            allowed=f"--decoder gpu:{share:g}",
+            allowed=f"--decoder gpu:{Decimal(str(share)):f}",
         )
     return share
 
@@ -113,7 +114,7 @@ def _problem_here(setting: Setting, decoder: str, *, is_resumed: bool) -> Device
     begun = "the job was begun with a GPU that decodes its JPEGs, and" if is_resumed else f"--decoder {decoder}:"
     if setting.is_live or setting.device_kind != "gpu":
         where = "in this process" if setting.is_live else f"on {setting.placement.devices[0]}"
-        return _no_gpu(f"{begun} the model runs {where}")
+        return _no_gpu(f"{begun} the model runs {where}", is_resumed=is_resumed)
     if not engine.is_installed():
         return DeviceError(f"{begun} nvJPEG or CuPy is not installed", hint=engine.INSTALL)
     return None
@@ -126,14 +127,15 @@ def check_device(options: PredictOptions, find_devices: Callable[[], Sequence[De
         DeviceError: It is to run elsewhere.
     """
     if options.decoder.startswith("gpu") and (device := find_devices()[0]).kind != "gpu":
-        raise _no_gpu(f"--decoder {options.decoder}: the model runs on {device}")
+        raise _no_gpu(f"--decoder {options.decoder}: the model runs on {device}", is_resumed=False)
 
 
-def _no_gpu(problem: str) -> DeviceError:
+def _no_gpu(problem: str, *, is_resumed: bool) -> DeviceError:
+    otherwise = "--decoder cpu; or --devices gpu, with a runtime that `penstock devices` shows for it"
     return DeviceError(
         problem,
         allowed="a model file on an NVIDIA GPU with a JPEG engine",
-        hint="`penstock devices` shows which there are here; without one, leave --decoder out",
+        hint="go on with it where such a GPU is, and leave --devices out" if is_resumed else otherwise,
     )
 
 

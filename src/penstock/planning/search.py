@@ -190,7 +190,7 @@ class Search:
         by_rule = max((point.rows_per_s for point, _ in own.points if point.batch_size == size), default=0.0)
         if not by_rule:
             return rate(best.rate)
-        if best.contender is own and best.point.batch_size == size:
+        if (best.contender, best.point.batch_size, best.lanes) == (own, size, own.setting.placement.lanes):
             return f"{rate(best.rate)}: nothing that was tried is faster than {own.setting.runtime} as it runs"
         times = f"{best.rate / by_rule:.2g}"
         faster = "as fast as" if times == "1" else f"{times} times as fast as"
@@ -414,6 +414,8 @@ class Search:
     def _split(self) -> None:
         """Try more replicas, with fewer threads each on a CPU, as long as that gains."""
         while self._best and (setting := self._halved(self._best[0].contender.setting)) is not None:
+            if not self._best[0].contender.engine.is_up:
+                return  # nothing can be compared with it
             if self.clock.left < self._best[0].contender.start_s + _LADDER_S:
                 self._is_cut_short = True
                 return

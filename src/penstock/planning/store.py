@@ -18,7 +18,7 @@ from penstock.core import kinds
 from penstock.core.agreement import LEAST_LOOSENED, Proof
 from penstock.core.plans import Plan, plan_from_json
 from penstock.core.records import Device, ModelFile, TensorSpec
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import OutputError, UsageError
 from penstock.jobs import steps
 from penstock.options.records import PredictOptions
 from penstock.options.table import PlanKey
@@ -27,7 +27,7 @@ from penstock.private_cache import CONVERTED, PLANS, cache_folder
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
 from penstock.storage.disk import checksum_of_file, regular
 
-_UNREADABLE = (OSError, ValueError, RecursionError, PenstockError)
+_UNREADABLE = (OSError, ValueError, RecursionError, UsageError, OutputError)
 """What a file in the cache may raise that something else than penstock wrote."""
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
@@ -156,7 +156,10 @@ def load_plan(key: str) -> Plan | None:
 
 def _read(path: str) -> Plan:
     with open(path, encoding="utf-8", opener=regular) as file:
-        return plan_from_json(json.load(file), path)
+        plan = plan_from_json(json.load(file), path)
+    if not {*plan.left, *(trial.runtime for trial in plan.trials)} <= kinds.runtimes().keys():
+        raise ValueError("a runtime of it is not known here")
+    return plan
 
 
 def save_plan(plan: Plan) -> None:

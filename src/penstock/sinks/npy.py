@@ -148,7 +148,8 @@ class _GrowingFile:
         """Have the kernel begin to write what is there, and wait for nothing."""
         written = self._file.tell()
         if written - self._sent >= self._SENT_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(self._file.fileno(), self._sent, written - self._sent, os.POSIX_FADV_DONTNEED)
+            with contextlib.suppress(OSError):  # it is advice
+                os.posix_fadvise(self._file.fileno(), self._sent, written - self._sent, os.POSIX_FADV_DONTNEED)
             self._sent = written
 
     def _write_header(self) -> int:

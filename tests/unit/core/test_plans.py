@@ -37,6 +37,11 @@ def test_nonsense_in_a_choice_is_refused(name: str, value: Any) -> None:
         plan_from_json(document, "plan.json")
 
 
+def test_a_plan_may_have_tried_what_is_not_known_here() -> None:
+    document = PLAN.as_json() | {"trials": [{"runtime": "abacus"}], "left": ["sundial"]}
+    assert plan_from_json(json.loads(json.dumps(document)), "plan.json").choice == PLAN.choice
+
+
 @pytest.mark.parametrize("document", [None, [], 5, {}, {"penstock_plan": 99}, {"penstock_plan": 1}])
 def test_what_is_no_plan_is_refused(document: Any) -> None:
     with pytest.raises(UsageError):

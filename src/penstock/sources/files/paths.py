@@ -77,13 +77,13 @@ def _outright(paths: Iterable[str]) -> Group:
     collector = listing.Collector()
     for path in paths:
         if not is_url(path):
-            _check_is_file(path)
+            check_is_file(path)
         known = fragment(path if is_url(path) else os.path.abspath(path))
         collector.add(os.fsencode(known.path), known.size, known.mtime_ns, suffix_of(known.path))
     return collector.finish("", is_sorted=True)
 
 
-def _check_is_file(path: str) -> None:
+def check_is_file(path: str) -> None:
     """Refuse what cannot be read twice and at any offset: opening a pipe waits for ever, and a device has no end.
 
     Raises:

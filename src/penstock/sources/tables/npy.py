@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import lzma
 import math
+import re
 import struct
 import threading
 import warnings
@@ -39,6 +40,11 @@ _LARGEST_ROW = 2 << 30
 _MOST_EMPTY_ROWS = 1 << 24
 _VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 """Of the format, with the bytes in which each has the length of a header."""
+_USUAL = re.compile(
+    rb"\{'descr': '([<>|=]?[biufcSU]\d+)', 'fortran_order': (True|False), "
+    rb"'shape': \(((?:\d+,(?: \d+(?:, \d+)*)?)?)\), \} *\n"
+)
+"""A header as numpy writes it."""
 _PARSING = threading.Lock()
 """CPython counts the depth of what it parses for all threads together, and fails where two of them are at it."""
 _BROKEN = (
@@ -348,14 +354,20 @@ def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.ge
 
 @lru_cache(256)
 def _parse(version: tuple[int, int], raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Shape, order and dtype of a header: every span opens its file again, but what is the same is parsed once."""
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    with _PARSING, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 2 wrote it
-        try:
+    """Shape, order and dtype of a header: every span opens its file again, but what is the same is parsed once.
+
+    One as numpy writes it is taken apart here: numpy parses it as Python, which other threads disturb.
+    """
+    try:
+        if usual := _USUAL.fullmatch(raw, _VERSIONS[version]):
+            descr, order, sides = (each.decode("ascii") for each in usual.groups())
+            return tuple(int(side) for side in sides.split(",") if side), order == "True", np.dtype(descr)
+        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        with _PARSING, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 2 wrote it
             shape, fortran_order, dtype = reader(io.BytesIO(raw))
-        except Exception as error:  # a header is a Python expression, and may be wrong in any way
-            raise ValueError(one_line(error)) from None
+    except Exception as error:  # a header is a Python expression, and may be wrong in any way
+        raise ValueError(one_line(error)) from None
     return tuple(map(int, shape)), fortran_order, dtype
 
 

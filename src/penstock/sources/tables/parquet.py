@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.kinds import SourceFormat
 from penstock.core.records import Extent, Span
-from penstock.sources.files.paths import is_url, listed, open_as_listed, open_binary, read_bytes
+from penstock.sources.files.paths import check_is_file, is_url, listed, open_as_listed, open_binary, read_bytes
 from penstock.sources.tables.row_groups import BROKEN, RowGroupFiles
 
 READ_BYTES = 1 << 20
@@ -121,6 +121,7 @@ def _page_bytes(header: bytes) -> int:
 def _open(path: str, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
     if is_url(path):
         return _open_remote(open_binary(path, buffer_bytes=0), footer)
+    check_is_file(path)
     return pq.ParquetFile(path, metadata=footer, memory_map=True, pre_buffer=False)
 
 
