@@ -14,6 +14,7 @@ from functools import lru_cache
 from statistics import median
 from typing import Any
 
+from penstock import plugins
 from penstock.core import kinds
 from penstock.core.agreement import LEAST_LOOSENED, Proof
 from penstock.core.plans import Plan, plan_from_json
@@ -157,7 +158,8 @@ def load_plan(key: str) -> Plan | None:
 def _read(path: str) -> Plan:
     with open(path, encoding="utf-8", opener=regular) as file:
         plan = plan_from_json(json.load(file), path)
-    if not {*plan.left, *(trial.runtime for trial in plan.trials)} <= kinds.runtimes().keys():
+    tried = {*plan.left, *(trial.runtime for trial in plan.trials)}
+    if not all(plugins.is_known(plugins.RUNTIMES, runtime) for runtime in tried):
         raise ValueError("a runtime of it is not known here")
     return plan
 
