@@ -36,11 +36,13 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY) $(PEERS)/.ready
-	$(BIN)/python -m bench $(if $(PHOTOS),--photos "$(PHOTOS)") $(BENCH)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m bench $(if $(PHOTOS),--photos "$(PHOTOS)") $(BENCH)
 
+# Compiled as pip leaves packages: where no bytecode is written, each process would compile all of src for a second.
 $(READY): pyproject.toml constraints.txt requirements-dev.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements-dev.txt
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 $(PEERS)/.ready: bench/peers-requirements.txt

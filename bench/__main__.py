@@ -63,6 +63,7 @@ WORKLOADS: dict[str, Callable[[BenchSettings], list[Line]]] = {
 }
 MODELS = (
     *("a1", "a2", "mobilenet", "thousand", "resnet50", "lstm", "encoder", "wide-and-deep"),
+    *("noisy-mobilenet", "noisy-resnet50"),
     *("train-pixels", "train-features", "train-photos"),
 )
 PACKAGES = ("penstock", "keras", "tensorflow", "jax", "onnxruntime", "openvino", "tf2onnx", "numpy", "pyarrow")

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,27 @@ def thousand_classes() -> Any:
 
 def photo_network() -> Any:
     """G, M and N: MobileNetV2 with random weights, for raw uint8 photos, answering 1,280 features."""
-    return _for_photos(keras.applications.MobileNetV2)
+    return _for_photos(keras.applications.MobileNetV2, _normalise)
 
 
 def residual_network() -> Any:
     """M and N: ResNet50 in the same way, answering 2,048 features."""
-    return _for_photos(keras.applications.ResNet50)
+    return _for_photos(keras.applications.ResNet50, _normalise)
 
 
-def _for_photos(application: Any) -> Any:
+def noisy_photo_network() -> Any:
+    """N: MobileNetV2 with random batch-norm statistics, which loses digits in float32."""
+    return _for_photos(keras.applications.MobileNetV2, partial(_draw_statistics, variances=(0.0075, 0.075)))
+
+
+def noisy_residual_network() -> Any:
+    """N: ResNet50 in the same way."""
+    return _for_photos(keras.applications.ResNet50, partial(_draw_statistics, variances=(0.1, 1.0)))
+
+
+def _for_photos(application: Any, prepare: Callable[[Any], None]) -> Any:
     network = application(weights=None, include_top=False, pooling="avg", input_shape=(PHOTO_SIDE, PHOTO_SIDE, 3))
-    _normalise(network)
+    prepare(network)
     photo = keras.Input((PHOTO_SIDE, PHOTO_SIDE, 3), name="image")
     features = network(keras.layers.Rescaling(1 / 127.5, offset=-1)(photo))
     return keras.Model(photo, keras.layers.Identity(name="features")(features))
@@ -127,12 +138,26 @@ def _normalise(network: Any) -> None:
     network(pictures / np.float32(127.5) - 1, training=True)
 
 
+def _draw_statistics(network: Any, variances: tuple[float, float]) -> None:
+    """Give batch normalisation statistics that fit nothing, with variances so small that photos still differ."""
+    rng = np.random.default_rng(1)
+    for layer in network.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            shape = layer.gamma.shape
+            layer.gamma.assign(rng.uniform(0.5, 1.5, shape))
+            layer.beta.assign(rng.normal(0, 0.5, shape))
+            layer.moving_mean.assign(rng.normal(0, 0.5, shape))
+            layer.moving_variance.assign(rng.uniform(*variances, shape))
+
+
 BUILDERS = {
     "a1": image_mlp,
     "a2": feature_mlp,
     "mobilenet": photo_network,
     "thousand": thousand_classes,
     "resnet50": residual_network,
+    "noisy-mobilenet": noisy_photo_network,
+    "noisy-resnet50": noisy_residual_network,
     "lstm": planned_models.recurrent_network,
     "encoder": planned_models.encoder,
     "wide-and-deep": planned_models.wide_and_deep,

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from penstock.core.protocols import Replica, Runtime
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 RUNTIMES: dict[str, Runtime] = {"onnx": OnnxRuntime(), "openvino": OpenVinoRuntime()}
 CONVERTED = [
     "image", "groups", "ranked", "several", "lstm", "masked gru", "encoder", "quantized", "saved model", "frozen graph",
+    "heavy", "heavy lstm",
 ]  # fmt: skip
 
 
@@ -74,6 +76,25 @@ def test_a_converted_step_answers_as_tensorflow_did(
     replica.close()
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_large_weights_that_are_put_in_last_change_no_bit(
+    converted: tuple[Path, dict[str, Told]], runtime: str
+) -> None:
+    folder, told = converted
+    whole, put_in = (load(runtime, folder / name) for name in ("heavy with weights", "heavy"))
+    wanted, found = (replica.predict(told["heavy"].batch) for replica in (whole, put_in))
+    assert all(np.array_equal(found[name], array) for name, array in wanted.items())
+    graph = onnx.load(folder / "heavy" / "model.onnx").graph
+    assert [given.name for given in graph.input] == ["input_0"]
+    large = {weight.name for weight in graph.initializer if weight.ByteSize() > 1 << 16}
+    assert len(large) == 5  # one for each layer but the depthwise one, of 9 KB
+
+
+def test_a_recurrent_layer_with_large_weights_stays_one(converted: tuple[Path, dict[str, Told]]) -> None:
+    graph = onnx.load(converted[0] / "heavy lstm" / "model.onnx").graph
+    assert [node.op_type for node in graph.node if node.op_type in ("LSTM", "Loop")] == ["LSTM"]
+
+
 def test_whole_numbers_of_64_bits_stay_with_who_has_them(converted: tuple[Path, dict[str, Told]]) -> None:
     folder, told = converted[0] / "wide", converted[1]["wide"]
     assert_agree(load("onnx", folder).predict(told.batch), told.answers, 0.0)
@@ -83,7 +104,12 @@ def test_whole_numbers_of_64_bits_stay_with_who_has_them(converted: tuple[Path, 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("words", "ONNX has no LookupTableFindV2"), ("bins", "ONNX has no Bucketize"), ("bfloat16", "MatMul")],
+    [
+        ("words", "ONNX has no LookupTableFindV2"),
+        ("heavy words", "ONNX has no LookupTableFindV2"),
+        ("bins", "ONNX has no Bucketize"),
+        ("bfloat16", "MatMul"),
+    ],
 )
 def test_what_cannot_be_converted_is_named(converted: tuple[Path, dict[str, Told]], name: str, reason: str) -> None:
     folder, told = converted[0] / name, converted[1][name]

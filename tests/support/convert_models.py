@@ -20,10 +20,12 @@ from keras import layers
 
 from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Scaling
+from penstock.runtimes.tensorflow import to_onnx
 from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime, prepare_tensorflow
 from tests.support.told import ROWS, Told
 
 RANDOM = np.random.default_rng(7)
+LARGE_BYTES = to_onnx._LARGE_BYTES
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,17 @@ def cases() -> Iterator[Case]:
     yield Case("encoder", encoder(), {"tokens": RANDOM.integers(0, 50, (ROWS, 10)).astype("i4")}, {})
     yield Case("quantized", quantized(), {"x": sequence[:, 0]}, {})
     yield Case("wide", wide(), {"x": np.arange(10_000, 10_000 + ROWS, dtype="f4")[:, None]}, {})
-    yield Case("words", lookup(), {"word": np.array([b"a", b"b", b"z"] * 2, object)}, {})
+    words = np.array([b"a", b"b", b"z"] * 2, object)
+    yield Case("words", lookup(layers.Embedding(5, 3)), {"word": words}, {})
     yield Case("bins", bins(), {"x": sequence[:, 0, :1]}, {})
+    small = RANDOM.integers(0, 256, (ROWS, 8, 8, 3), dtype=np.uint8)
+    with_large = heavy()
+    yield Case("heavy", with_large, {"image": small}, {"scaling": Scaling((1 / 255,))})
+    yield Case("heavy with weights", with_large, {"image": small}, {"scaling": Scaling((1 / 255,))})
+    yield Case("heavy lstm", recurrent(layers.LSTM(128)), {"x": sequence}, {})
+    yield Case(
+        "heavy words", lookup(layers.Embedding(2000, 16)), {"word": np.array([b"a", b"b", b"z"] * 2, object)}, {}
+    )
     yield Case("bfloat16", half("mixed_bfloat16"), {"x": sequence[:, 0]}, {})
 
 
@@ -120,9 +131,22 @@ def wide() -> Any:
     return keras.Model(given, keras.ops.cast(rest, "float32"))
 
 
-def lookup() -> Any:
+def heavy() -> Any:
+    """Kernels that are transposed, used twice, or read as they are, each of them more than 64 KB."""
+    image = layers.Input((8, 8, 3), name="image")
+    hidden = layers.Conv2D(64, 3, padding="same", activation="relu")(image)
+    again = layers.Conv2D(64, 3, padding="same")
+    hidden = layers.BatchNormalization()(again(again(hidden)))
+    hidden = layers.Conv2DTranspose(64, 3, strides=2)(layers.DepthwiseConv2D(3, depth_multiplier=4)(hidden))
+    hidden = layers.Dense(300, activation="gelu")(layers.GlobalAveragePooling2D()(hidden))
+    tied = layers.Dense(300, use_bias=False)
+    hidden = tied(hidden)
+    return with_random_weights(keras.Model(image, keras.ops.matmul(hidden, keras.ops.transpose(tied.kernel))))
+
+
+def lookup(embedding: Any) -> Any:
     word = layers.Input((), dtype="string", name="word")
-    return keras.Model(word, layers.Embedding(5, 3)(layers.StringLookup(vocabulary=["a", "b"])(word)))
+    return keras.Model(word, embedding(layers.StringLookup(vocabulary=["a", "b"])(word)))
 
 
 def bins() -> Any:
@@ -183,6 +207,7 @@ def main(folder: Path) -> None:
     for case in cases():
         path = folder / f"{case.name}.keras"
         case.model.save(path)
+        to_onnx._LARGE_BYTES = sys.maxsize if case.name == "heavy with weights" else LARGE_BYTES
         told[case.name] = convert(folder, ModelFile("keras", str(path), "", ("tensorflow",), **case.options), case)
     for kind, case, path in (
         ("saved_model", saved_model(folder / "saved"), folder / "saved"),

@@ -13,7 +13,7 @@ from penstock.planning.candidates import Candidate
 LIGHT_START_S = 1.0
 """Seconds to start a runtime that imports neither TensorFlow nor Keras (measured: 0.7 to 0.8 for small models)."""
 LOOK_S = 1.0
-_CONVERSION_S, _PARAMETERS_A_SECOND = 1.0, 4e6
+_CONVERSION_S, _PARAMETERS_A_SECOND = 1.0, 8e6
 """About how long converting takes: of a small model (0.7 to 1.0 s), and more for a large one."""
 _LATER_JOBS = 2
 """So many later jobs must pay for what a job searches for them."""

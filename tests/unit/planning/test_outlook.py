@@ -15,7 +15,7 @@ OTHERS = [Candidate("openvino", True), Candidate("onnx", True), Candidate("jax")
 
 
 def outlook(gains: dict[str, float], folder: Path) -> Outlook:
-    return Outlook.of(OTHERS, gains, 5.0, 4_000_000, str(folder))
+    return Outlook.of(OTHERS, gains, 5.0, 8_000_000, str(folder))
 
 
 def test_the_most_promising_comes_first_and_what_is_unknown_by_its_rank(tmp_path: Path) -> None:

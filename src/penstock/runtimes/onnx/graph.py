@@ -1,5 +1,6 @@
 """Changes to the ONNX graph of a converted step, so that every runtime for ONNX can read it."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +32,22 @@ def embed(graph: Any, values: Mapping[str, Any]) -> None:
     for node in [node for node in graph.input if node.name in values]:
         graph.initializer.append(from_array(np.asarray(values[node.name]), node.name))
         graph.input.remove(node)
+
+
+def embed_weights(graph: Any, weights: Mapping[str, Any]) -> None:
+    """Make constants of the weights that a graph was converted without, transposed where it only transposes them."""
+    from onnx.numpy_helper import from_array
+
+    inputs = {node.name: node for node in graph.input if node.name in weights}
+    uses = Counter(name for node in graph.node for name in node.input)
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in inputs]:
+        name = node.input[0]
+        if uses[name] == 1 and not _is_used_deeper(graph, name):
+            (order,) = (list(attribute.ints) for attribute in node.attribute if attribute.name == "perm")
+            graph.initializer.append(from_array(np.ascontiguousarray(weights[name].transpose(order)), node.output[0]))
+            graph.node.remove(node)
+            graph.input.remove(inputs[name])
+    embed(graph, weights)
 
 
 def release_constants(graph: Any) -> None:

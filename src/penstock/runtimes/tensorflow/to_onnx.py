@@ -20,7 +20,14 @@ from penstock.core.records import Binding, ModelFile, Signature
 from penstock.core.state import NONE, SEEDS
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
 from penstock.runtimes.frameworks import tf
-from penstock.runtimes.onnx.graph import embed, from_erfc, release_constants, unknown_operations, wide_arithmetic
+from penstock.runtimes.onnx.graph import (
+    embed,
+    embed_weights,
+    from_erfc,
+    release_constants,
+    unknown_operations,
+    wide_arithmetic,
+)
 from penstock.runtimes.tensorflow.graph_changes import changes_of
 
 OPSET = 18
@@ -28,10 +35,13 @@ OPSET = 18
 _MOST_BYTES = 1_900_000_000
 """Of the weights: an ONNX file is one protobuf message, of at most 2 GB."""
 _MODEL, _SIGNATURE = "model.onnx", "signature.json"
-FORMAT = 3
+FORMAT = 4
 """Of what is written beside a step; another one makes another step."""
 
 _NO_COPIES = "TF2ONNX_CATCH_ERRORS"
+_LARGE_BYTES = 1 << 16
+"""Of the weights that a graph is converted without. Smaller constants may be shapes or axes."""
+_LOOPS = ("While", "StatelessWhile")
 
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -103,8 +113,8 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
         return f"tf2onnx does not start ({one_line(error)}): pip install 'penstock[convert]'"
     try:
         with _captured_logs() as records:
-            proto, names = _convert(step, signature, bindings)
-            _check(proto, records)
+            proto, names = _convert(step, signature, bindings, records)
+            _check(proto)
         inputs = {binding.input: f"input_{index}" for index, binding in enumerate(bindings)}
         _write(proto, signature, inputs, names, folder)
     except _NotConvertible as reason:
@@ -126,7 +136,9 @@ def cannot_write(error: OSError) -> OutputError:
     )
 
 
-def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding]) -> tuple[Any, list[str]]:
+def _convert(
+    step: NamedStep, signature: Signature, bindings: Sequence[Binding], records: list[logging.LogRecord]
+) -> tuple[Any, list[str]]:
     """The step as ONNX, and the names of its outputs."""
     names: list[str] = []
 
@@ -145,7 +157,8 @@ def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding])
         traced = function.get_concrete_function(*specs)
         _refuse_state(traced)
         _refuse_large(traced)
-        proto = _to_onnx(function, traced, specs)
+        proto = _to_onnx(function, traced, specs, records)
+        _refuse_unconverted(proto, records)
     captured = zip(traced.inputs[len(specs) :], traced.captured_inputs, strict=True)
     embed(
         proto.graph,
@@ -155,7 +168,7 @@ def _convert(step: NamedStep, signature: Signature, bindings: Sequence[Binding])
     return proto, names
 
 
-def _to_onnx(function: Any, traced: Any, specs: Sequence[Any]) -> Any:
+def _to_onnx(function: Any, traced: Any, specs: Sequence[Any], records: list[logging.LogRecord]) -> Any:
     import tf2onnx.convert
 
     options = {"opset": OPSET, "custom_op_handlers": {"Erfc": (from_erfc, [])}}
@@ -163,6 +176,16 @@ def _to_onnx(function: Any, traced: Any, specs: Sequence[Any]) -> Any:
     if any("_XlaMustCompile" in each.attr for each in called):
         graph = _without_xla(traced, len(specs))
         return _in_place(lambda: tf2onnx.convert.from_graph_def(**graph, **options)[0])
+    before = len(records)
+    try:
+        graph, weights = _without_weights(traced, len(specs))
+        if weights:
+            proto = _in_place(lambda: tf2onnx.convert.from_graph_def(**graph, **options)[0])
+            _refuse_unconverted(proto, records[before:])
+            embed_weights(proto.graph, weights)
+            return proto
+    except Exception:  # whatever it is: what cannot be converted without its weights is tried with them
+        del records[before:]
     return _in_place(lambda: tf2onnx.convert.from_function(function, input_signature=specs, **options)[0])
 
 
@@ -199,7 +222,37 @@ def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
         for mark in ("_XlaMustCompile", "_noinline"):
             holder.attr.pop(mark, None)
     inputs = [tensor.name for tensor in frozen.inputs]
-    outputs = [tensor.name for tensor in frozen.outputs]
+    return _named(graph, inputs, num_inputs, [tensor.name for tensor in frozen.outputs])
+
+
+def _without_weights(traced: Any, num_inputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A graph that is fed its large weights, and these by their names; there are none where it has loops.
+
+    TensorFlow and tf2onnx copy all that a graph holds many times: four fifths of the time for ResNet50. A loop is only
+    known as a recurrent layer, which ONNX has, where its weights are seen.
+    """
+    from tensorflow.python.framework import convert_to_constants as freezing
+
+    # `convert_variables_to_constants_v2` begins so, and goes on to make a function of the graph, which takes longer.
+    data = freezing._FunctionConverterDataInEager(func=traced, lower_control_flow=False, aggressive_inlining=True)
+    graph, read = freezing._replace_variables_by_constants(converter_data=data)
+    if any(node.op in _LOOPS for part in (graph.node, *(f.node_def for f in graph.library.function)) for node in part):
+        return {}, {}
+    constant = {traced.graph.internal_captures[place].name for place in read}
+    inputs = [tensor.name for tensor in traced.inputs if tensor.name not in constant]
+    weights: dict[str, Any] = {}
+    for node in graph.node:
+        value = node.attr["value"].tensor if node.op == "Const" else None
+        if value is not None and value.ByteSize() >= _LARGE_BYTES and len(value.tensor_shape.dim) > 1:
+            weights[f"{node.name}:0"] = tf.make_ndarray(value)
+            node.op = "Placeholder"
+            node.attr["shape"].shape.CopyFrom(value.tensor_shape)
+            node.attr.pop("value")
+    return _named(graph, [*inputs, *weights], num_inputs, [tensor.name for tensor in traced.outputs]), weights
+
+
+def _named(graph: Any, inputs: list[str], num_inputs: int, outputs: list[str]) -> dict[str, Any]:
+    """A graph for tf2onnx, with the names that its inputs and outputs get."""
     order = sorted(f"output_{index}" for index in range(len(outputs)))  # as the function gives out its dict
     named = dict(zip(inputs, (f"input_{index}" for index in range(num_inputs)), strict=False))
     return {
@@ -258,10 +311,8 @@ def _captured_logs() -> Iterator[list[logging.LogRecord]]:
         of_tensorflow.setLevel(level)
 
 
-def _check(proto: Any, records: Iterable[logging.LogRecord]) -> None:
-    """Refuse what still has operations of TensorFlow in it, or types that do not match: tf2onnx writes that, too."""
-    import onnx.checker
-
+def _refuse_unconverted(proto: Any, records: Iterable[logging.LogRecord]) -> None:
+    """Refuse what still has operations of TensorFlow in it: tf2onnx writes that, too."""
     unknown = list(dict.fromkeys(unknown_operations(proto.graph)))
     if unknown:
         raise _NotConvertible(f"ONNX has no {', '.join(unknown[:5])}{', …' if len(unknown) > 5 else ''}")
@@ -271,6 +322,12 @@ def _check(proto: Any, records: Iterable[logging.LogRecord]) -> None:
             reason = f" ({one_line(record.exc_info[1])})" if record.exc_info[1] is not None else ""
             summary = str(record.args[-1]).partition("\n")[0].removeprefix("OP=")
             raise _NotConvertible(f"tf2onnx cannot convert {summary or record.args[0]}{reason}")
+
+
+def _check(proto: Any) -> None:
+    """Refuse what is no valid ONNX, as where types do not match: tf2onnx writes that, too."""
+    import onnx.checker
+
     try:
         onnx.checker.check_model(proto, full_check=True)
     except Exception as error:  # of several classes, none of which is public
