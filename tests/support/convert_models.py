@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -25,7 +26,6 @@ from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime, prepare_tens
 from tests.support.told import ROWS, Told
 
 RANDOM = np.random.default_rng(7)
-LARGE_BYTES = to_onnx._LARGE_BYTES
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,19 @@ def cases() -> Iterator[Case]:
     padded[:3, 6:] = 0
     yield Case("masked gru", recurrent(layers.GRU(8), layers.Masking()), {"x": padded}, {}, lengths=(0,))
     yield Case("encoder", encoder(), {"tokens": RANDOM.integers(0, 50, (ROWS, 10)).astype("i4")}, {})
-    yield Case("quantized", quantized(), {"x": sequence[:, 0]}, {})
+    yield Case("quantized", quantized("int8", 5, 16), {"x": sequence[:, 0]}, {})
     yield Case("wide", wide(), {"x": np.arange(10_000, 10_000 + ROWS, dtype="f4")[:, None]}, {})
     words = np.array([b"a", b"b", b"z"] * 2, object)
     yield Case("words", lookup(layers.Embedding(5, 3)), {"word": words}, {})
     yield Case("bins", bins(), {"x": sequence[:, 0, :1]}, {})
     small = RANDOM.integers(0, 256, (ROWS, 8, 8, 3), dtype=np.uint8)
-    with_large = heavy()
-    yield Case("heavy", with_large, {"image": small}, {"scaling": Scaling((1 / 255,))})
-    yield Case("heavy with weights", with_large, {"image": small}, {"scaling": Scaling((1 / 255,))})
+    large = heavy()
+    yield Case("heavy", large, {"image": small}, {"scaling": Scaling((1 / 255,))})
+    yield Case("heavy with weights", large, {"image": small}, {"scaling": Scaling((1 / 255,))})
+    vector = RANDOM.normal(size=(ROWS, 256)).astype("f4")
+    yield Case("heavy int4", quantized("int4", 256, 512), {"x": vector}, {})
+    yield Case("heavy int8", quantized("int8", 256, 512), {"x": vector}, {})
+    yield Case("heavy bfloat16", embedded(), {"place": np.arange(ROWS, dtype="i4")[:, None]}, {})
     yield Case("heavy lstm", recurrent(layers.LSTM(128)), {"x": sequence}, {})
     yield Case(
         "heavy words", lookup(layers.Embedding(2000, 16)), {"word": np.array([b"a", b"b", b"z"] * 2, object)}, {}
@@ -118,10 +122,16 @@ def encoder() -> Any:
     return keras.Model(tokens, layers.Dense(3)(layers.GlobalAveragePooling1D()(hidden)))
 
 
-def quantized() -> Any:
-    model = keras.Sequential([layers.Input((5,), name="x"), layers.Dense(16), layers.Dense(3)])
-    model.quantize("int8")
+def quantized(kind: str, features: int, units: int) -> Any:
+    model = keras.Sequential([layers.Input((features,), name="x"), layers.Dense(units), layers.Dense(3)])
+    model.quantize(kind)
     return model
+
+
+def embedded() -> Any:
+    """A table that is rounded to bfloat16 before rows of it are taken."""
+    place = layers.Input((1,), dtype="int32", name="place")
+    return keras.Model(place, keras.ops.cast(layers.Embedding(2000, 16, dtype="mixed_bfloat16")(place), "float32"))
 
 
 def wide() -> Any:
@@ -132,16 +142,15 @@ def wide() -> Any:
 
 
 def heavy() -> Any:
-    """Kernels that are transposed, used twice, or read as they are, each of them more than 64 KB."""
+    """Weights of every size: kernels that are used twice, cut into groups, transposed, or of a layer like any other."""
     image = layers.Input((8, 8, 3), name="image")
     hidden = layers.Conv2D(64, 3, padding="same", activation="relu")(image)
     again = layers.Conv2D(64, 3, padding="same")
     hidden = layers.BatchNormalization()(again(again(hidden)))
+    hidden = layers.Conv2D(64, 3, groups=2, padding="same")(hidden)
     hidden = layers.Conv2DTranspose(64, 3, strides=2)(layers.DepthwiseConv2D(3, depth_multiplier=4)(hidden))
     hidden = layers.Dense(300, activation="gelu")(layers.GlobalAveragePooling2D()(hidden))
-    tied = layers.Dense(300, use_bias=False)
-    hidden = tied(hidden)
-    return with_random_weights(keras.Model(image, keras.ops.matmul(hidden, keras.ops.transpose(tied.kernel))))
+    return with_random_weights(keras.Model(image, hidden))
 
 
 def lookup(embedding: Any) -> Any:
@@ -173,6 +182,20 @@ def convert(folder: Path, file: ModelFile, case: Case) -> Told:
     (folder / case.name).mkdir()
     reason = replica.export(str(folder / case.name), bindings)
     return Told(reason, dict(case.batch), answers, replica.signature)
+
+
+def convert_with_weights(folder: Path, file: ModelFile, case: Case) -> Told:
+    with mock.patch.object(to_onnx, "_LARGE_BYTES", sys.maxsize):
+        return convert(folder, file, case)
+
+
+def convert_without_weights(folder: Path, file: ModelFile, case: Case) -> Told:
+    """There is no way back to the graph with its weights."""
+    with mock.patch.object(to_onnx, "_without_xla", side_effect=AssertionError("tried with its weights")):
+        return convert(folder, file, case)
+
+
+WAYS = {"heavy": convert_without_weights, "heavy with weights": convert_with_weights}
 
 
 def saved_model(folder: Path) -> Case:
@@ -207,8 +230,8 @@ def main(folder: Path) -> None:
     for case in cases():
         path = folder / f"{case.name}.keras"
         case.model.save(path)
-        to_onnx._LARGE_BYTES = sys.maxsize if case.name == "heavy with weights" else LARGE_BYTES
-        told[case.name] = convert(folder, ModelFile("keras", str(path), "", ("tensorflow",), **case.options), case)
+        file = ModelFile("keras", str(path), "", ("tensorflow",), **case.options)
+        told[case.name] = WAYS.get(case.name, convert)(folder, file, case)
     for kind, case, path in (
         ("saved_model", saved_model(folder / "saved"), folder / "saved"),
         ("frozen_graph", frozen_graph(folder / "frozen.pb"), folder / "frozen.pb"),

@@ -35,18 +35,25 @@ def embed(graph: Any, values: Mapping[str, Any]) -> None:
 
 
 def embed_weights(graph: Any, weights: Mapping[str, Any]) -> None:
-    """Make constants of the weights that a graph was converted without, transposed where it only transposes them."""
+    """Make constants of the weights that a graph was converted without, transposed where it only transposes them.
+
+    A weight that nothing reads is left out.
+    """
     from onnx.numpy_helper import from_array
 
-    inputs = {node.name: node for node in graph.input if node.name in weights}
     uses = Counter(name for node in graph.node for name in node.input)
-    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in inputs]:
-        name = node.input[0]
-        if uses[name] == 1 and not _is_used_deeper(graph, name):
+    transposed = {node.input[0]: node for node in graph.node if node.op_type == "Transpose"}
+    for given in [node for node in graph.input if node.name in weights]:
+        name = given.name
+        if _is_used_deeper(graph, name) or uses[name] > 1:
+            continue
+        if name in transposed:
+            node = transposed[name]
             (order,) = (list(attribute.ints) for attribute in node.attribute if attribute.name == "perm")
             graph.initializer.append(from_array(np.ascontiguousarray(weights[name].transpose(order)), node.output[0]))
             graph.node.remove(node)
-            graph.input.remove(inputs[name])
+        if name in transposed or not uses[name]:
+            graph.input.remove(given)
     embed(graph, weights)
 
 

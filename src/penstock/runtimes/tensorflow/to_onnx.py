@@ -9,6 +9,7 @@ import logging
 import os
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -40,8 +41,12 @@ FORMAT = 4
 
 _NO_COPIES = "TF2ONNX_CATCH_ERRORS"
 _LARGE_BYTES = 1 << 16
-"""Of the weights that a graph is converted without. Smaller constants may be shapes or axes."""
-_LOOPS = ("While", "StatelessWhile")
+"""Of the weights that are put in last."""
+_WEIGHTED = ("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNative", "MatMul",
+             "BatchMatMulV2", "BatchMatMulV3", "Einsum", "GatherV2")  # fmt: skip
+"""Operations whose weights are put in last. What is computed of weights alone has to be folded by TensorFlow."""
+_LAYOUTS = ("Identity", "Reshape", "Transpose")
+_LOOPS = ("While", "StatelessWhile", "Enter", "RefEnter")
 
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -114,6 +119,8 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
     try:
         with _captured_logs() as records:
             proto, names = _convert(step, signature, bindings, records)
+            _refuse_unknown(proto)
+            _refuse_failed(records)
             _check(proto)
         inputs = {binding.input: f"input_{index}" for index, binding in enumerate(bindings)}
         _write(proto, signature, inputs, names, folder)
@@ -158,7 +165,6 @@ def _convert(
         _refuse_state(traced)
         _refuse_large(traced)
         proto = _to_onnx(function, traced, specs, records)
-        _refuse_unconverted(proto, records)
     captured = zip(traced.inputs[len(specs) :], traced.captured_inputs, strict=True)
     embed(
         proto.graph,
@@ -172,21 +178,39 @@ def _to_onnx(function: Any, traced: Any, specs: Sequence[Any], records: list[log
     import tf2onnx.convert
 
     options = {"opset": OPSET, "custom_op_handlers": {"Erfc": (from_erfc, [])}}
+    proto = _with_weights_last(traced, len(specs), options, records)
+    if proto is not None:
+        return proto
     called = traced.graph.as_graph_def().library.function
     if any("_XlaMustCompile" in each.attr for each in called):
         graph = _without_xla(traced, len(specs))
         return _in_place(lambda: tf2onnx.convert.from_graph_def(**graph, **options)[0])
+    return _in_place(lambda: tf2onnx.convert.from_function(function, input_signature=specs, **options)[0])
+
+
+def _with_weights_last(
+    traced: Any, num_inputs: int, options: Mapping[str, Any], records: list[logging.LogRecord]
+) -> Any | None:
+    """A graph that is converted without its large weights, and then gets them; None where that fails or brings nothing.
+
+    TensorFlow and tf2onnx copy all that a graph holds some thirty times: four fifths of the time for ResNet50.
+    """
+    import tf2onnx.convert
+
     before = len(records)
     try:
-        graph, weights = _without_weights(traced, len(specs))
-        if weights:
-            proto = _in_place(lambda: tf2onnx.convert.from_graph_def(**graph, **options)[0])
-            _refuse_unconverted(proto, records[before:])
-            embed_weights(proto.graph, weights)
-            return proto
-    except Exception:  # whatever it is: what cannot be converted without its weights is tried with them
+        graph, weights = _without_weights(traced, num_inputs)
+        if not weights:
+            return None
+        proto = _in_place(lambda: tf2onnx.convert.from_graph_def(**graph, **options)[0])
+        embed_weights(proto.graph, weights)
+        if not any(unknown_operations(proto.graph)):  # which it would have with its weights, too
+            _refuse_failed(records[before:])
+            _check(proto)
+        return proto
+    except Exception:  # of any class: what cannot be converted so is tried with its weights
         del records[before:]
-    return _in_place(lambda: tf2onnx.convert.from_function(function, input_signature=specs, **options)[0])
+        return None
 
 
 def _in_place(convert: Callable[[], Any]) -> Any:
@@ -210,26 +234,20 @@ def _in_place(convert: Callable[[], Any]) -> Any:
 
 
 def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
-    """A graph in which nothing is left to XLA: such functions stay calls, which ONNX does not have.
-
-    Keras compiles convolutions in groups so, because TensorFlow has none of its own on a processor.
-    """
+    """A frozen graph in which nothing is left to XLA."""
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False, aggressive_inlining=True)
     graph = frozen.graph.as_graph_def(add_shapes=True)
-    for holder in (*graph.node, *graph.library.function, *(n for f in graph.library.function for n in f.node_def)):
-        for mark in ("_XlaMustCompile", "_noinline"):
-            holder.attr.pop(mark, None)
+    _take_from_xla(graph)
     inputs = [tensor.name for tensor in frozen.inputs]
     return _named(graph, inputs, num_inputs, [tensor.name for tensor in frozen.outputs])
 
 
 def _without_weights(traced: Any, num_inputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A graph that is fed its large weights, and these by their names; there are none where it has loops.
+    """A graph that is fed its large weights, and these by their names.
 
-    TensorFlow and tf2onnx copy all that a graph holds many times: four fifths of the time for ResNet50. A loop is only
-    known as a recurrent layer, which ONNX has, where its weights are seen.
+    A graph with loops keeps its weights: by them tf2onnx finds the recurrent layers, which ONNX has as operations.
     """
     from tensorflow.python.framework import convert_to_constants as freezing
 
@@ -238,17 +256,44 @@ def _without_weights(traced: Any, num_inputs: int) -> tuple[dict[str, Any], dict
     graph, read = freezing._replace_variables_by_constants(converter_data=data)
     if any(node.op in _LOOPS for part in (graph.node, *(f.node_def for f in graph.library.function)) for node in part):
         return {}, {}
+    _take_from_xla(graph)
     constant = {traced.graph.internal_captures[place].name for place in read}
     inputs = [tensor.name for tensor in traced.inputs if tensor.name not in constant]
     weights: dict[str, Any] = {}
-    for node in graph.node:
-        value = node.attr["value"].tensor if node.op == "Const" else None
-        if value is not None and value.ByteSize() >= _LARGE_BYTES and len(value.tensor_shape.dim) > 1:
-            weights[f"{node.name}:0"] = tf.make_ndarray(value)
-            node.op = "Placeholder"
-            node.attr["shape"].shape.CopyFrom(value.tensor_shape)
-            node.attr.pop("value")
+    for node in _large_weights(graph):
+        weights[f"{node.name}:0"] = tf.make_ndarray(node.attr["value"].tensor)
+        node.op = "Placeholder"
+        node.attr["shape"].shape.CopyFrom(node.attr["value"].tensor.tensor_shape)
+        node.attr.pop("value")
     return _named(graph, [*inputs, *weights], num_inputs, [tensor.name for tensor in traced.outputs]), weights
+
+
+def _large_weights(graph: Any) -> list[Any]:
+    """The large constants of float32 that only convolutions, matrix products and embeddings read."""
+    readers = defaultdict[str, list[Any]](list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name.removesuffix(":0")].append(node)  # of values: orders have a ^ before the name
+
+    def is_weight(name: str) -> bool:
+        return bool(readers[name]) and all(
+            is_weight(node.name) if node.op in _LAYOUTS else node.op in _WEIGHTED for node in readers[name]
+        )
+
+    constants = (node for node in graph.node if node.op == "Const" and node.ByteSize() >= _LARGE_BYTES)
+    return [
+        node for node in constants if node.attr["dtype"].type == tf.float32.as_datatype_enum and is_weight(node.name)
+    ]
+
+
+def _take_from_xla(graph: Any) -> None:
+    """Leave nothing to XLA: its functions stay calls, which ONNX does not have.
+
+    Keras compiles convolutions in groups so, because TensorFlow has none of its own on a processor.
+    """
+    for holder in (*graph.node, *graph.library.function, *(n for f in graph.library.function for n in f.node_def)):
+        for mark in ("_XlaMustCompile", "_noinline"):
+            holder.attr.pop(mark, None)
 
 
 def _named(graph: Any, inputs: list[str], num_inputs: int, outputs: list[str]) -> dict[str, Any]:
@@ -311,11 +356,15 @@ def _captured_logs() -> Iterator[list[logging.LogRecord]]:
         of_tensorflow.setLevel(level)
 
 
-def _refuse_unconverted(proto: Any, records: Iterable[logging.LogRecord]) -> None:
+def _refuse_unknown(proto: Any) -> None:
     """Refuse what still has operations of TensorFlow in it: tf2onnx writes that, too."""
     unknown = list(dict.fromkeys(unknown_operations(proto.graph)))
     if unknown:
         raise _NotConvertible(f"ONNX has no {', '.join(unknown[:5])}{', …' if len(unknown) > 5 else ''}")
+
+
+def _refuse_failed(records: Iterable[logging.LogRecord]) -> None:
+    """Refuse what tf2onnx says that it could not convert."""
     for record in records:
         # The arguments of "Failed to convert node": its name, the converter, and a summary that begins with OP=.
         if record.levelno >= logging.ERROR and record.exc_info and isinstance(record.args, tuple):
