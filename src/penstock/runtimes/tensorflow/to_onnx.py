@@ -273,7 +273,7 @@ def _large_weights(graph: Any) -> list[Any]:
     readers = defaultdict[str, list[Any]](list)
     for node in graph.node:
         for name in node.input:
-            readers[name.removesuffix(":0")].append(node)  # of values: orders have a ^ before the name
+            readers[name.removesuffix(":0")].append(node)  # names of control inputs begin with ^
 
     def is_weight(name: str) -> bool:
         return bool(readers[name]) and all(
