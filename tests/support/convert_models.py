@@ -65,9 +65,7 @@ def cases() -> Iterator[Case]:
     yield Case("heavy int8", quantized("int8", 256, 512), {"x": vector}, {})
     yield Case("heavy bfloat16", embedded(), {"place": np.arange(ROWS, dtype="i4")[:, None]}, {})
     yield Case("heavy lstm", recurrent(layers.LSTM(128)), {"x": sequence}, {})
-    yield Case(
-        "heavy words", lookup(layers.Embedding(2000, 16)), {"word": np.array([b"a", b"b", b"z"] * 2, object)}, {}
-    )
+    yield Case("heavy words", lookup(layers.Embedding(2000, 16)), {"word": words}, {})
     yield Case("bfloat16", half("mixed_bfloat16"), {"x": sequence[:, 0]}, {})
 
 
