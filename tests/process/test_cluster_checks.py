@@ -25,6 +25,7 @@ from penstock.commands import on_cluster
 from penstock.commands.folder_job import make_task
 from penstock.commands.on_cluster import ClusterRun, node_job
 from penstock.commands.to_folder import run as run_job
+from penstock.models.digest import of_module, parts_of_module
 from penstock.options.records import make_options
 from penstock.storage.places import place_of
 from tests.support import light_models
@@ -161,7 +162,7 @@ class Converts(Node):
         folder = Path(os.environ["PENSTOCK_CACHE"]) / "made"
         folder.mkdir(parents=True)
         write_step(folder, b"a step")
-        return "digest-of-a-step", parcels.pack(str(folder), bytes, ".")
+        return "digest-of-a-step", parcels.pack([str(folder)], bytes, ".")
 
     def open(self, job: NodeJob, run_name: str, kind: str = "") -> None:
         self.held.append((self.name, parcels.has_step("digest-of-a-step")))
@@ -180,12 +181,16 @@ def test_step_that_one_node_of_a_kind_has_converted_is_sent_to_the_others(
     assert parcels.has_step("digest-of-a-step")
 
 
-def test_module_that_a_node_does_not_have_is_sent(job: NodeJob, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_that_a_node_does_not_have_is_sent_with_what_it_imports(
+    job: NodeJob, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(inputs / "cache"))
-    (digest,) = job.modules.values()
-    path = parcels.module_path("steps_of_the_user")
-    assert path is not None
-    packed = parcels.pack(path, bytes)
+    (inputs / "modules" / "steps_of_the_user.py").write_text("import more_steps_of_the_user\n")
+    (inputs / "modules" / "more_steps_of_the_user.py").touch()
+    digest = of_module("steps_of_the_user")
+    assert digest is not None
+    job = replace(job, modules={"steps_of_the_user": digest})
+    packed = parcels.pack(parts_of_module("steps_of_the_user"), bytes)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(inputs / "modules")])
     importlib.invalidate_caches()
     (misfit,) = check(job, "a").misfits
@@ -194,6 +199,8 @@ def test_module_that_a_node_does_not_have_is_sent(job: NodeJob, inputs: Path, mo
     for number, piece in enumerate(packed):
         arrivals.receive(digest, piece, is_last=number == len(packed) - 1)
     assert check(job, "a").misfits == ()
+    sent = {"steps_of_the_user.py", "more_steps_of_the_user.py"}
+    assert set(os.listdir(inputs / "cache" / "parcels" / digest)) == sent
 
 
 def test_modules_of_all_functions_of_a_job_are_compared(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Parcels: what a node does not have, sent once, and kept there under its digest.
 
-A parcel is a file or a folder, as a tar archive in pieces: the model, a module, or the step that another node of its
+A parcel is a tar archive in pieces: the model, a module with its own code, or the step that another node of its
 kind has converted. It is unpacked in the user's cache folder, whole or not at all. A model or a module counts only
 where its digest is the one that was asked for.
 """
@@ -11,13 +11,12 @@ import os
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Generic, TypeVar, cast
 
 from penstock.errors import OutputError
 from penstock.jobs.bring_up import Started
 from penstock.models.belongings import num_bytes
-from penstock.models.digest import find_module
 from penstock.planning import store
 from penstock.private_cache import CONVERTED, cache_folder
 from penstock.storage.disk import output_errors
@@ -43,30 +42,25 @@ class _Pieces(Generic[_Shared]):
         self.shared.append(self._share(piece))
 
 
-def can_be_sent(path: str) -> bool:
-    return os.path.exists(path) and num_bytes(path) <= MOST_BYTES
+def can_be_sent(*paths: str) -> bool:
+    return all(map(os.path.exists, paths)) and sum(map(num_bytes, paths)) <= MOST_BYTES
 
 
-def pack(path: str, share: Callable[[bytes], _Shared], name: str | None = None) -> list[_Shared]:
-    """Give a file or a folder to `share`, piece by piece; returns what it made of them.
+def pack(paths: Sequence[str], share: Callable[[bytes], _Shared], name: str | None = None) -> list[_Shared]:
+    """Give files and folders to `share`, piece by piece; returns what it made of them.
 
     `name` is what it is called in the parcel; "." puts what is in the folder there.
     """
     pieces = _Pieces(share)
     stream = cast(IO[bytes], pieces)
     with tarfile.open(mode="w|", fileobj=stream, bufsize=PIECE_BYTES, dereference=True) as archive:
-        archive.add(path, name or os.path.basename(path), filter=_regular)
+        for path in paths:
+            archive.add(path, name or os.path.basename(path), filter=_regular)
     return pieces.shared
 
 
 def _regular(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return entry if entry.isfile() or entry.isdir() else None
-
-
-def module_path(module: str) -> str | None:
-    """What is sent so that a module can be imported: its file, or the whole package that it is in."""
-    path = find_module(module.partition(".")[0])
-    return os.path.dirname(path) if path is not None and os.path.basename(path) == "__init__.py" else path
 
 
 def folder_of(digest: str) -> str:
@@ -79,7 +73,7 @@ def converted_step(started: Started) -> tuple[str, list[bytes]] | None:
     model = started.decision.setting.model
     if model is None or model.kind != "converted" or not can_be_sent(model.location):
         return None
-    return os.path.basename(model.location), pack(model.location, bytes, ".")
+    return os.path.basename(model.location), pack([model.location], bytes, ".")
 
 
 def has_step(name: str) -> bool:

@@ -13,7 +13,7 @@ from penstock.cluster.connection import connect
 from penstock.cluster.driver import Driver, Surroundings
 from penstock.cluster.node import Beat
 from penstock.cluster.node_job import NodeJob
-from penstock.cluster.parcels import can_be_sent, module_path
+from penstock.cluster.parcels import can_be_sent
 from penstock.cluster.preflight import modules_of, remove_checks
 from penstock.cluster.ray_transport import RayTransport
 from penstock.cluster.transport import Transport
@@ -29,6 +29,7 @@ from penstock.jobs import output_columns
 from penstock.jobs.bring_up import timeouts_of
 from penstock.jobs.settled import Settled, resumed_from
 from penstock.jobs.writing import FailureLimit
+from penstock.models.digest import parts_of_module
 from penstock.options.records import RAY, ClusterOptions, PredictOptions
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import rows_in
@@ -311,8 +312,8 @@ def _by_node(said: Mapping[str, str]) -> str:
     return "; ".join(f"{names}: {text}" for text, names in named.items() if text)
 
 
-def _parcels_of(job: NodeJob) -> dict[str, str]:
+def _parcels_of(job: NodeJob) -> dict[str, list[str]]:
     """What can be sent to nodes that do not have it, by digest."""
-    known = {job.model.digest: job.model.location}
-    known |= {digest: path for name, digest in job.modules.items() if (path := module_path(name)) is not None}
-    return {digest: path for digest, path in known.items() if can_be_sent(path)}
+    known = {job.model.digest: [job.model.location]}
+    known |= {digest: parts_of_module(name) for name, digest in job.modules.items()}
+    return {digest: paths for digest, paths in known.items() if can_be_sent(*paths)}

@@ -1,4 +1,4 @@
-"""What belongs to a model beside its file: its weights, the modules of its classes. All of it counts in the digest."""
+"""What belongs to a model beside its file: its weights, the code of its classes. All of it counts in the digest."""
 
 import glob
 import hashlib

@@ -1,11 +1,15 @@
-"""Digests of model files and of modules: they change whenever the answers could."""
+"""Digests of model files and of modules: they change whenever what a job reads of them does."""
 
 import hashlib
 import importlib.util
 import os
+import re
+import sysconfig
 from collections.abc import Iterable, Iterator
 
 from penstock.errors import ModelError
+
+_IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([\w., \t]+))", re.MULTILINE | re.ASCII)
 
 
 def of_files(paths: Iterable[tuple[str, str]]) -> str:
@@ -40,23 +44,50 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def of_module(module: str) -> str | None:
-    """A digest of a module's file, or of all files of a package; None where there is no such module.
+    """A digest of a module and of the user's own code that it imports; None where there is no such module.
 
     The module is not imported: it could import a framework into this process.
     """
-    files = _files(module)
-    return of_files(files) if files else None
+    sources = [(os.path.relpath(path, os.path.dirname(part)), path) for part in parts_of_module(module)
+               for path in _sources(part)]  # fmt: skip
+    return of_files(sources) if sources else None
 
 
-def _files(module: str) -> list[tuple[str, str]]:
-    source_file = find_module(module)
-    if source_file is None:
+def parts_of_module(module: str) -> list[str]:
+    """The files and packages that a module needs, found by name: its own whole package, or its file, and what these
+    import from the folder that they are in. What is installed changes with its version, and is taken alone.
+    """
+    if find_module(module) is None:
         return []
-    if os.path.basename(source_file) != "__init__.py":
-        return [(module, source_file)]
-    folder = os.path.dirname(source_file)
-    paths = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names if name[-3:] == ".py"]
-    return [(os.path.relpath(path, folder), path) for path in sorted(paths)]
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    assert spec is not None
+    parts = list(spec.submodule_search_locations or [str(spec.origin)])
+    folder = os.path.dirname(parts[0])
+    if folder in sysconfig.get_paths().values():
+        return parts
+    for part in parts:  # which grows
+        for name in sorted(set().union(*map(_imported, _sources(part)))):
+            path = os.path.join(folder, name)
+            found = path + ".py" if os.path.isfile(path + ".py") else path
+            is_code = found != path or os.path.isfile(os.path.join(path, "__init__.py"))
+            if is_code and found not in parts:
+                parts.append(found)
+    return parts
+
+
+def _sources(part: str) -> list[str]:
+    if os.path.isfile(part):
+        return [part]
+    paths = (os.path.join(parent, name) for parent, _, names in os.walk(part) for name in names)
+    return sorted(path for path in paths if path.endswith(".py"))
+
+
+def _imported(path: str) -> set[str]:
+    """The first names of what a file imports; also of a line of text that reads like it."""
+    with open(path, "rb") as file:
+        found = _IMPORT.findall(file.read())
+    names = (name for one, several in found for name in (one, *several.split(b",")))
+    return {name.split()[0].partition(b".")[0].decode() for name in names if name.strip()}
 
 
 def find_module(module: str) -> str | None:

@@ -64,7 +64,7 @@ class Fit:
     Args:
         box: Top, left, height and width of what is taken; Pillow takes parts of pixels.
         size: What it is resized to.
-        at: Row and column in the place; negative where the place shows only the middle of it.
+        at: Row and column in the place; negative or 0 where the place shows only the middle of it.
     """
 
     box: tuple[float, float, float, float]
@@ -92,7 +92,7 @@ def place(pixels: Array, out: Array, rendition: Rendition) -> None:
     fit = fit_of(size, room, rendition)
     resample = _RESAMPLERS[rendition.interpolation]
     (top, left), (height, width) = fit.at, fit.size
-    if top < 0 or left < 0:
+    if height > room[0] or width > room[1]:
         whole = np.empty((height, width, out.shape[2]), np.uint8)
         resample(pixels, fit.box, whole)
         out[:] = whole[-top : room[0] - top, -left : room[1] - left]

@@ -200,6 +200,19 @@ def test_exif_orientation_is_honoured_where_opencv_is_followed(kind: str, orient
         assert jpeg_orientation(data) == orientation
 
 
+@pytest.mark.parametrize("spare", [1, 2, 3])
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_crop_of_torchvision_cuts_off_spare_pixels(spare: int, is_wide: bool) -> None:
+    """Also a single one, which lies behind what is kept."""
+    side, start = 64, round(spare / 2)
+    size = (side, side + spare) if is_wide else (side + spare, side)
+    large = np.random.default_rng(0).integers(0, 256, (2 * size[0], 2 * size[1], 3), np.uint8)
+    whole, found = np.empty((*size, 3), np.uint8), np.empty((side, side, 3), np.uint8)
+    image_resizing.place(large, whole, Rendition("stretch", "torchvision"))
+    image_resizing.place(large, found, Rendition("crop", "torchvision"))
+    assert np.array_equal(found, whole[:, start : start + side] if is_wide else whole[start : start + side])
+
+
 @pytest.mark.parametrize("interpolation", ["keras", "pillow-bilinear", "torchvision"])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif_orientation_is_passed_over_as_the_other_libraries_do(kind: str, interpolation: str) -> None:
