@@ -13,9 +13,11 @@ import numpy as np
 import onnx
 import pytest
 
+from penstock.core.agreement import other_on_strangers
 from penstock.core.protocols import Replica, Runtime
 from penstock.core.records import Columns, Device, ModelFile
 from penstock.errors import DeviceError, ModelError, OutOfMemory, RefusedByRuntime
+from penstock.pool.guard.strangers import answer_strangers
 from penstock.runtimes.onnx.runtime import OnnxRuntime
 from penstock.runtimes.openvino import OpenVinoRuntime
 from tests.conftest import ENVIRONMENT
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 RUNTIMES: dict[str, Runtime] = {"onnx": OnnxRuntime(), "openvino": OpenVinoRuntime()}
 CONVERTED = [
     "image", "groups", "ranked", "several", "lstm", "masked gru", "encoder", "quantized", "saved model", "frozen graph",
-    "heavy", "heavy lstm", "heavy int4", "heavy int8", "heavy bfloat16",
+    "carried", "divided", "heavy", "heavy lstm", "heavy int4", "heavy int8", "heavy bfloat16",
 ]  # fmt: skip
 
 
@@ -93,8 +95,28 @@ def test_a_recurrent_layer_with_large_weights_stays_one(converted: tuple[Path, d
     assert [node.op_type for node in graph.node if node.op_type in ("LSTM", "Loop")] == ["LSTM"]
 
 
-def test_whole_numbers_of_64_bits_stay_with_who_has_them(converted: tuple[Path, dict[str, Told]]) -> None:
-    folder, told = converted[0] / "wide", converted[1]["wide"]
+@pytest.mark.parametrize(
+    ("name", "runtime", "problem"),
+    [
+        ("saved model", "onnx", None),
+        ("saved model", "openvino", "it answers numbers that are out of range"),
+        ("encoder", "onnx", None),
+        ("several", "onnx", "rows with NaN are answered otherwise"),
+        ("frozen graph", "onnx", None),
+        ("frozen graph", "openvino", None),
+    ],
+)
+def test_rows_that_no_sample_has_tell_runtimes_apart(
+    converted: tuple[Path, dict[str, Told]], name: str, runtime: str, problem: str | None
+) -> None:
+    folder, told = converted[0] / name, converted[1][name]
+    found = other_on_strangers(answer_strangers(load(runtime, folder), told.batch), told.strangers)
+    assert found is None if problem is None else problem in str(found)
+
+
+@pytest.mark.parametrize("name", ["wide", "wide loop"])
+def test_whole_numbers_of_64_bits_stay_with_who_has_them(converted: tuple[Path, dict[str, Told]], name: str) -> None:
+    folder, told = converted[0] / name, converted[1][name]
     assert_agree(load("onnx", folder).predict(told.batch), told.answers, 0.0)
     with pytest.raises(RefusedByRuntime, match="OpenVINO cuts whole numbers to 32 bits"):
         load("openvino", folder)

@@ -21,6 +21,7 @@ from keras import layers
 
 from penstock.core.output_selection import Answers
 from penstock.core.records import STRING, Binding, Columns, Device, ModelFile, Scaling
+from penstock.pool.guard.strangers import answer_strangers
 from penstock.runtimes.tensorflow import to_onnx
 from penstock.runtimes.tensorflow.runtime import TensorFlowRuntime, prepare_tensorflow
 from tests.support.told import ROWS, Told
@@ -179,7 +180,7 @@ def convert(folder: Path, file: ModelFile, case: Case) -> Told:
     ]
     (folder / case.name).mkdir()
     reason = replica.export(str(folder / case.name), bindings)
-    return Told(reason, dict(case.batch), answers, replica.signature)
+    return Told(reason, dict(case.batch), answers, replica.signature, answer_strangers(replica, case.batch))
 
 
 def convert_with_weights(folder: Path, file: ModelFile, case: Case) -> Told:
@@ -211,6 +212,48 @@ def saved_model(folder: Path) -> Case:
     return Case("saved model", None, {"place": np.arange(ROWS)}, {"constants": {"factor": "2.5"}})
 
 
+def divided() -> tuple[Case, Any]:
+    """Whole numbers below zero: quotients are rounded down, and no class is one of them."""
+
+    def divide(place: Any) -> Any:
+        classes = tf.one_hot(place % 3, 3) + tf.one_hot(place, 4)[:, :3]
+        return {"quotients": tf.cast(place // 4, tf.float32), "classes": classes}
+
+    return Case("divided", None, {"place": np.arange(-5, ROWS - 5, dtype="i4")}, {}), signed(divide, place=tf.int32)
+
+
+def carried() -> tuple[Case, Any]:
+    """What loops carry round unchanged is an output, and goes into another loop."""
+
+    def carry(x: Any) -> Any:
+        def run(kept: Any, start: Any) -> Any:
+            more = lambda step, kept, total: step < 3  # noqa: E731
+            once = lambda step, kept, total: (step + 1, kept, total + kept * tf.cast(step, tf.float32))  # noqa: E731
+            return tf.while_loop(more, once, (tf.size(x) * 0, kept, start))[1:]
+
+        kept, total = run(x * 2, x)
+        again, result = run(kept, total)
+        return {"kept": kept, "again": again, "total": result}
+
+    return Case("carried", None, {"x": RANDOM.normal(size=ROWS).astype("f4")}, {}), signed(carry, x=tf.float32)
+
+
+def wide_loop() -> tuple[Case, Any]:
+    def multiply(x: Any) -> Any:
+        once = lambda step, total: (step + 1, total * 1_000_003)  # noqa: E731
+        start = (tf.size(x) * 0, tf.cast(x, tf.int64))
+        return {"rest": tf.cast(tf.while_loop(lambda step, total: step < 2, once, start)[1] % 997, tf.float32)}
+
+    return Case("wide loop", None, {"x": np.arange(ROWS, dtype="i4")}, {}), signed(multiply, x=tf.int32)
+
+
+def signed(function: Any, **types: Any) -> Any:
+    module = tf.Module()
+    specs = [tf.TensorSpec([None], kind, name) for name, kind in types.items()]
+    module.run = tf.function(function, input_signature=specs)
+    return module
+
+
 def frozen_graph(path: Path) -> Case:
     with tf.Graph().as_default() as graph:
         given = tf.compat.v1.placeholder(tf.float32, [None, 5], name="x")
@@ -235,6 +278,10 @@ def main(folder: Path) -> None:
         ("frozen_graph", frozen_graph(folder / "frozen.pb"), folder / "frozen.pb"),
     ):
         told[case.name] = convert(folder, ModelFile(kind, str(path), "", ("tensorflow",), **case.options), case)
+    for case, module in (divided(), carried(), wide_loop()):
+        path = folder / f"saved {case.name}"
+        tf.saved_model.save(module, str(path), signatures=module.run)
+        told[case.name] = convert(folder, ModelFile("saved_model", str(path), "", ("tensorflow",)), case)
     (folder / "told.pickle").write_bytes(pickle.dumps(told))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.core.agreement import Strangers
 from penstock.core.records import Columns, Signature
 
 ROWS = 6
@@ -17,3 +18,4 @@ class Told:
     batch: Columns
     answers: Columns
     signature: Signature
+    strangers: dict[str, Strangers]

@@ -19,11 +19,23 @@ ENOUGH_ROWS = 16
 """The fewest rows that are compared where batches are small: one row alone proves nothing."""
 MOST_BY_NOISE = 1e-3
 """The largest share of the spread that a framework's own noise may allow others. Float16 differs by more."""
+_FEW = 64
+"""Positions of a row of answers that may each be a quantity of its own; of more, all are alike."""
+_SMALL = 0.1
+"""Of the spread of the whole output: a quantity that varies less than this counts by itself."""
+_OFFSET = 1e-2
+"""Of the largest value of such a quantity: what hardly varies has the digits of its size, not of its spread."""
 LEAST_LOOSENED = 1e-4
 """Below this tolerance, which is the default, noise allows nothing: who asks for less difference means it."""
 FLOAT64 = "its answers in float64"
+_GROSS = 0.01
+"""Of the spread: a larger difference is none of digits."""
 _NOISE = 1e-6
 """Scores that are closer than this share of the spread are a tie."""
+
+
+Strangers = Mapping[str, Column] | None
+"""Answers to rows of a kind that no sample has; None where they are rejected."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +125,8 @@ class Proof:
 def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, noise: Noise = NO_NOISE) -> Proof:
     """Compare the answers of another runtime with those of the model's own framework, as far as its noise is known.
 
-    Stricter than `compare`: an output that is the same in every row of the sample proves nothing, and the class that
-    a row is given must be the same, too.
+    Stricter than `compare`: an output that is the same in every row of the sample proves nothing, the class that a row
+    is given must be the same, too, and a small quantity beside a large one counts by its own spread.
     """
     shares = {name: _share(ours[name], theirs[name]) for name in ours if name in theirs}
     by_noise = {name: noise.allows(name, theirs[name], LEAST_LOOSENED) for name in shares}
@@ -128,12 +140,31 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
         return Proof(difference, problem, is_comparable=False)
     disagreement = compare(ours, theirs, tolerance, noise)
     disagreement = disagreement or _other_class(ours, theirs, noise) or _other_side(ours, theirs, noise)
+    disagreement = disagreement or _other_quantity(ours, theirs, max(tolerance, MOST_BY_NOISE))
     return Proof(
         difference,
         str(disagreement) if disagreement is not None else None,
         allowed=noise.allows(worst, theirs[worst], tolerance) if worst is not None else tolerance,
         needed=max((share for name, share in shares.items() if share > by_noise[name]), default=0.0),
     )
+
+
+def other_on_strangers(ours: Mapping[str, Strangers], theirs: Mapping[str, Strangers]) -> str | None:
+    """What of rows that no sample has is answered otherwise; None where all is answered alike.
+
+    Only what is grossly wrong counts: numbers without end leave few digits that mean anything.
+    """
+    for kind, wanted in theirs.items():
+        found = ours.get(kind, wanted)
+        if wanted is None and found is not None:
+            return f"it answers {kind}, which the model's own framework rejects"
+        if wanted is not None and found is None:
+            return f"it rejects {kind}, which the model's own framework answers"
+        if wanted is not None and found is not None:
+            disagreement = compare(found, wanted, _GROSS)
+            if disagreement is not None:
+                return f"{kind} are answered otherwise: {disagreement}"
+    return None
 
 
 def largest_difference(
@@ -174,12 +205,11 @@ def _first_rows(columns: Sequence[Column]) -> Column:
 
 def _share(mine: Column, other: Column) -> float:
     """The largest difference of two outputs of numbers, as a share of the spread; 0 for what is not numbers."""
-    if not isinstance(mine, np.ndarray) or not isinstance(other, np.ndarray) or mine.shape != other.shape:
-        return 0.0
-    if mine.dtype.kind not in "fc" or not mine.size:
-        return 0.0
-    far = float(_apart(mine.astype(np.float64), other.astype(np.float64)).max())
-    return far / (_spread(other.astype(np.float64)) or 1.0) if far else 0.0
+    ours, theirs = _values(mine), _values(other)
+    if ours.size != theirs.size:
+        return float("inf")
+    far = float(_apart(ours, theirs).max()) if ours.size else 0.0
+    return far / (_spread(theirs) or 1.0) if far else 0.0
 
 
 def _is_constant(column: Column) -> bool:
@@ -226,6 +256,33 @@ def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column], noise:
         if len(wrong):
             row = int(wrong[0])
             return Disagreement(name, row, f"{mine[row]:.9g}", f"{other.reshape(-1)[row]:.9g}")
+    return None
+
+
+def _other_quantity(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Disagreement | None:
+    """A value that is far off for its position in a row. A price beside a probability hides that in the whole output.
+
+    Not in probabilities that add up to one: the class decides there, and digits of small ones are noise.
+    """
+    for name, column in ours.items():
+        other = theirs.get(name)
+        if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray) or other.dtype.kind != "f":
+            continue
+        if other.ndim < 2 or not 2 <= other.shape[-1] <= _FEW or np.allclose(other.sum(axis=-1), 1, atol=1e-3):
+            continue
+        mine, wanted = (each.astype(np.float64).reshape(-1, other.shape[-1]) for each in (column, other))
+        finite = wanted[np.isfinite(wanted).all(axis=1)]
+        if not len(finite):
+            continue
+        scale = np.maximum(np.ptp(finite, axis=0), _OFFSET * np.abs(finite).max(axis=0))
+        is_small = (scale > 0) & (scale < _SMALL * _spread(wanted))
+        allowed = tolerance * np.where(is_small, scale, _spread(wanted))
+        wrong = np.argwhere(_apart(mine, wanted) > allowed)
+        if len(wrong):
+            line, place = map(int, wrong[0])
+            note = f" (place {place} of a row: {allowed[place]:.3g} is allowed there)"
+            row, values = line * len(other) // len(mine), [f"{each[line, place]:.9g}" for each in (mine, wanted)]
+            return Disagreement(name, row, values[0], values[1], note)
     return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.core.agreement import Noise
+from penstock.core.agreement import Noise, Strangers
 from penstock.core.job import Job
 from penstock.core.postprocessing import Postprocess
 from penstock.core.preprocessing import Preprocess
@@ -257,12 +257,11 @@ class Prepared:
     batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row.
     `answers` are those of the first rows that have any, where they were asked for, and `alone` are those to each of the
     same rows alone; `answered` are the numbers of these rows in the whole input. `padding` is what a trial of it found.
-    `rejects_strangers`: whether a whole number beyond any table of the model is an error; None
-    where it takes no whole numbers. `first` are some of the first rows that have answers, as a Result has them, where
-    the job's function behind the model is to learn from them. `state`: what a call changes in the model; where the job
-    did not know of it, all else in this record is empty, and the job has to be prepared once more. `marks`: what
-    of this took how long. `undecoded` is why the device does not decode rows: then all else is
-    empty, too."""
+    `strangers` are the answers to rows of kinds that no sample has, asked for with these. `first` are some of the first
+    rows that have answers, as a Result has them, where the job's function behind the model is to learn from them.
+    `state`: what a call changes in the model; where the job did not know of it, all else in this record is empty, and
+    the job has to be prepared once more. `marks`: what of this took how long. `undecoded` is why the device does not
+    decode rows: then all else is empty, too."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -273,7 +272,7 @@ class Prepared:
     answers: Mapping[str, Column] | None = None
     alone: Mapping[str, Column] | None = None
     answered: tuple[int, ...] = ()
-    rejects_strangers: bool | None = None
+    strangers: Mapping[str, Strangers] = field(default_factory=dict)
     padding: PaddingTrial | None = None
     first: Mapping[str, Column] = field(default_factory=dict)
     state: State = STATELESS

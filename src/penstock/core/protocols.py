@@ -103,6 +103,15 @@ class TakesAnySize(Protocol):
 
 
 @runtime_checkable
+class Looping(Protocol):
+    """A replica that knows whether its model runs a part again and again, as long as values ask for it."""
+
+    def has_loops(self, batch: Columns) -> bool:
+        """Whether it does so with batches of this shape."""
+        ...
+
+
+@runtime_checkable
 class Gauged(Protocol):
     """A replica that reports the memory of its device, which the memory of the process does not include."""
 

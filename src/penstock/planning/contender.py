@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.core import tuning
-from penstock.core.agreement import CHECKED_ROWS, FLOAT64, NO_NOISE, Noise, Proof, distances, prove
+from penstock.core.agreement import CHECKED_ROWS, FLOAT64, NO_NOISE, Noise, Proof, distances, other_on_strangers, prove
 from penstock.core.messages import Asked, Measure, Prepared
 from penstock.core.plans import Choice, Trial
 from penstock.core.protocols import Tunable
@@ -167,7 +167,8 @@ def _compared(ours: Prepared, started: Started, tolerance: float, context: RunCo
         context.note(f"plan: measuring the noise of {started.recipe.runtime} ({clock.left:.0f} s left)")
         started.noise = _noise_of(started, context, clock)
         proof = proof_of(ours, started.prepared, tolerance, started.noise)
-    return proof
+    problem = proof.problem or other_on_strangers(ours.strangers, started.prepared.strangers)
+    return replace(proof, problem=problem)
 
 
 def _noise_of(started: Started, context: RunContext, clock: Clock) -> Noise:
@@ -223,10 +224,7 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float, noise: Noise = NO_
             return Proof(0.0, "no row of the sample has an answer", is_comparable=False)
         return Proof(0.0, f"row {failed[0]} fails on one side only")
     first = {name: column[:count] for name, column in reference.items()}
-    proof = prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance, noise)
-    if proof.problem is None and own.rejects_strangers and ours.rejects_strangers is False:
-        return replace(proof, problem="it answers ids that are out of range, which the model's own framework rejects")
-    return proof
+    return prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance, noise)
 
 
 def choice_of(started: Started) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from penstock.core.agreement import FLOAT64, Noise, distances, prove
@@ -55,6 +56,43 @@ def test_another_class_is_found_even_within_the_tolerance(theirs: np.ndarray) ->
     problem = prove({"p": ours}, {"p": theirs}, 1e-3).problem
     assert problem is not None
     assert f"row {row}: class {second} here, class {first} there" in problem
+
+
+def test_error_of_a_small_quantity_is_found_beside_a_large_one() -> None:
+    prices, shares = RNG.uniform(1e5, 1e6, 64), RNG.uniform(0.2, 0.8, 64)
+    theirs = np.stack([prices, shares], axis=1).astype(np.float32)
+    ours = theirs.copy()
+    ours[:, 0] *= 1 + 1e-6
+    assert prove({"y": ours}, {"y": theirs}, 1e-4).problem is None
+    ours[3, 1] += 0.01
+    proof = prove({"y": ours}, {"y": theirs}, 1e-4)
+    assert proof.problem is not None
+    assert "y, row 3" in proof.problem
+    assert "place 1 of a row" in proof.problem
+    assert prove({"y": ours}, {"y": theirs}, 0.1).problem is None
+
+
+def test_quantity_that_hardly_varies_has_the_noise_of_its_size() -> None:
+    theirs = np.stack([SCORES[:, 0], 50 + 1e-4 * SCORES[:, 1], np.zeros(64)], axis=1).astype(np.float32)
+    ours = (theirs * np.float32(1 + 3e-6)).astype(np.float32)
+    ours[:, 2] = 1e-9
+    assert prove({"y": ours}, {"y": theirs}, 1e-4).problem is None
+
+
+def test_digits_of_small_probabilities_are_noise() -> None:
+    theirs = softmax(20 * SCORES)
+    ours = softmax(20 * SCORES + 2e-3 * RNG.normal(size=SCORES.shape))
+    assert prove({"p": ours}, {"p": theirs}, 1e-3).problem is None
+
+
+def test_lists_of_numbers_differ_by_what_they_differ() -> None:
+    lists = [[1.0, 2.0], [3.0], [5.0, 0.0, 1.0]]
+    theirs = pa.array(lists, pa.large_list(pa.float32()))
+    ours = pa.array([[x + 5e-5 for x in each] for each in lists], pa.large_list(pa.float32()))
+    proof = prove({"y": ours}, {"y": theirs}, 1e-4)
+    assert proof.problem is None
+    assert proof.difference == pytest.approx(1e-5, rel=0.01)
+    assert prove({"y": ours[:2]}, {"y": theirs}, 1e-4).difference == float("inf")
 
 
 def test_a_tie_may_fall_either_way() -> None:

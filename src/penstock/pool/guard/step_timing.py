@@ -8,12 +8,10 @@ import numpy as np
 from penstock.core.messages import Measure, Measured
 from penstock.core.protocols import Gauged, Replica
 from penstock.core.records import Columns
-from penstock.errors import OutOfMemory, PenstockError, one_line
+from penstock.errors import OutOfMemory, one_line
 from penstock.pool.devices.memory import forget_peak, peak_bytes
 
 _LEAST_CALLS = 2
-_STRANGER = 1 << 24
-"""An id that hardly any table has, and a length that memory still holds."""
 
 
 def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
@@ -40,26 +38,6 @@ def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
     except Exception as error:
         return Measured(order.batch_size, peak_bytes=_peak(replica), problem=one_line(error))
     return Measured(order.batch_size, rows, seconds, _peak(replica))
-
-
-def rejects_strangers(replica: Replica, first_rows: Columns) -> bool | None:
-    """Whether an id far beyond any table is an error, as on a CPU it is for TensorFlow; others answer something.
-
-    None where the model takes no whole numbers, or where the first row alone cannot tell.
-    """
-    ids = [name for name, array in first_rows.items() if array.dtype.kind in "iu" and array.dtype.itemsize >= 4]
-    if not ids:
-        return None
-    batch = {name: array.copy() for name, array in first_rows.items()}
-    for name in ids:
-        batch[name][:1] = _STRANGER
-    try:
-        replica.predict(batch)
-    except PenstockError:
-        return None
-    except Exception:
-        return True
-    return False
 
 
 def sized(first_rows: Columns, batch_size: int) -> Columns:

@@ -35,7 +35,8 @@ from penstock.pool.guard.guarded import GuardedReplica
 from penstock.pool.guard.keeping import Keeper, trim
 from penstock.pool.guard.noise import find_noise
 from penstock.pool.guard.rows_alone import answers_alone, join_answers
-from penstock.pool.guard.step_timing import measure, rejects_strangers
+from penstock.pool.guard.step_timing import measure
+from penstock.pool.guard.strangers import answer_strangers
 from penstock.pool.guard.warmup import first_that_runs, places_alive, warm_lanes
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
@@ -230,7 +231,7 @@ class ReplicaProcess:
                 prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
-            prepared = replace(prepared, rejects_strangers=rejects_strangers(self._replica, self._first_rows))
+            prepared = replace(prepared, strangers=answer_strangers(self._replica, self._first_rows))
             self._keeper.restore()
         may_warm = message.job.state == NONE and message.lanes > 1 and not message.is_alone
         if may_warm and isinstance(self._replica, Registering):

@@ -12,6 +12,43 @@ _DOMAINS = ("", "ai.onnx.ml")
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Sum", "Neg", "CumSum", "ReduceSum", "ReduceProd", "MatMul",
                "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")  # fmt: skip
+_LARGE_BYTES = 1 << 10
+_FLOATS = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")
+_SIGNED = ("INT32", "INT64")
+_WIDE = ("INT64", "UINT64", "UINT32")
+
+
+_IDS = {"Gather": 1, "GatherND": 1, "OneHot": 0}
+"""Operations that look ids up, and which input these are."""
+
+
+def from_floor_mod(context: Any, node: Any, name: str, arguments: Any) -> Any:
+    """Round the quotient of whole numbers down, as TensorFlow does; tf2onnx rounds it towards zero."""
+    if context.get_dtype(node.input[0]) not in _whole_numbers():
+        from tf2onnx.onnx_opset.math import FloorMod
+
+        return FloorMod.version_7(context, node)
+    node.type = "Mod"
+    return node
+
+
+def from_floor_div(context: Any, node: Any, name: str, arguments: Any) -> Any:
+    """The same for the quotient itself: what is left over is taken away first."""
+    if context.get_dtype(node.input[0]) not in _whole_numbers():
+        from tf2onnx.onnx_opset.math import FloorDiv
+
+        return FloorDiv.version_6(context, node)
+    left, right = node.input
+    rest = context.make_node("Mod", [left, right])
+    context.replace_input(node, left, context.make_node("Sub", [left, rest.output[0]]).output[0], 0)
+    node.type = "Div"
+    return node
+
+
+def _whole_numbers() -> tuple[int, ...]:
+    from onnx import TensorProto
+
+    return (TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
 
 
 def from_erfc(context: Any, node: Any, name: str, arguments: Any) -> Any:
@@ -62,30 +99,30 @@ def release_constants(graph: Any) -> None:
 
     OpenVINO does not read a loop whose body gives back one of its inputs as it is.
     """
-    renamed: dict[str, str] = {}
-    for node in graph.node:
+    for index in reversed(range(len(graph.node))):
+        node = graph.node[index]
         for body in _bodies(node):
             release_constants(body)
             if node.op_type == "Loop":
-                renamed |= _release_from_loop(node, body)
-    for node in graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = renamed.get(name, name)
+                for same in _release_from_loop(node, body):
+                    graph.node.insert(index + 1, same)
 
 
-def _release_from_loop(loop: Any, body: Any) -> dict[str, str]:
-    """Take the constants out of a loop; returns its removed outputs, each with the tensor that it was equal to."""
-    gone: dict[str, str] = {}
+def _release_from_loop(loop: Any, body: Any) -> Iterator[Any]:
+    """Take the constants out of a loop; gives nodes that make what were its outputs of what these were equal to."""
+    from onnx.helper import make_node
+
+    given = Counter(output.name for output in body.output)
     for index in reversed(range(len(loop.input) - 2)):  # before the states: how often, and whether to begin
         inner, outer = body.input[index + 2].name, loop.input[index + 2]
-        if body.output[index + 1].name != inner or _is_used_deeper(body, inner):
+        if body.output[index + 1].name != inner or given[inner] > 1 or _is_used_deeper(body, inner):
             continue
         for node in body.node:
             for position, name in enumerate(node.input):
                 node.input[position] = outer if name == inner else name
-        gone[loop.output[index]] = outer
+        if loop.output[index]:
+            yield make_node("Identity", [outer], [loop.output[index]])
         del body.input[index + 2], body.output[index + 1], loop.input[index + 2], loop.output[index]
-    return gone
 
 
 def _is_used_deeper(graph: Any, name: str) -> bool:
@@ -112,20 +149,114 @@ def unknown_operations(graph: Any) -> Iterator[str]:
             yield from unknown_operations(body)
 
 
+def reject_negative_ids(proto: Any) -> None:
+    """Let ids and classes below zero be out of range, as in TensorFlow; ONNX would count them from the end."""
+    from onnx.helper import make_node
+    from onnx.numpy_helper import from_array
+
+    kinds, rows = _element_types(proto), {each.name for each in proto.graph.input}
+    found = [(node, _IDS[node.op_type]) for node in _reached(proto.graph, rows) if node.op_type in _IDS]
+    places = {node.output[0]: place for node, place in found if node.input[place] in rows}
+    for graph in _graphs(proto.graph):
+        for node in [node for node in graph.node if node.output[0] in places]:
+            name = node.output[0]
+            ids = node.input[places[name]]
+            if kinds.get(ids) not in _SIGNED:
+                continue
+            zero, beyond = (np.array(value, kinds[ids].lower()) for value in (0, np.iinfo(np.int32).max))
+            graph.initializer.extend([from_array(zero, f"{name}/zero"), from_array(beyond, f"{name}/beyond")])
+            is_below = make_node("Less", [ids, f"{name}/zero"], [f"{name}/is_below"])
+            checked = make_node("Where", [f"{name}/is_below", f"{name}/beyond", ids], [f"{name}/ids"])
+            node.input[places[name]] = f"{name}/ids"
+            index = next(index for index, each in enumerate(graph.node) if each.output[0] == name)
+            for before in (checked, is_below):
+                graph.node.insert(index, before)
+
+
 def wide_arithmetic(proto: Any) -> str | None:
-    """An operation that computes with whole numbers of 64 bits from the rows; None where there is none.
+    """An operation that may need more than 31 bits of whole numbers from the rows; None where there is none.
 
-    Shapes are 64 bits wide in every ONNX graph, and do not count: no batch has 2^31 rows.
+    Shapes are 64 bits wide in every ONNX graph, and do not count: no batch has 2^31 rows. Nor do ids: no table has.
     """
-    from onnx import TensorProto, shape_inference
-
-    graph = shape_inference.infer_shapes(proto).graph
-    kinds = {each.name: each.type.tensor_type.elem_type for each in (*graph.value_info, *graph.output, *graph.input)}
-    from_rows = {each.name for each in graph.input}
-    for node in graph.node:
-        if node.op_type in ("Shape", "Size") or not from_rows.intersection(node.input):
-            continue
-        from_rows.update(node.output)
-        if node.op_type in _ARITHMETIC and kinds.get(node.output[0]) in (TensorProto.INT64, TensorProto.UINT64):
+    kinds = _element_types(proto)
+    wide = {each.name for each in proto.graph.input if kinds[each.name] in _WIDE}
+    for node in proto.graph.node:
+        if not wide.isdisjoint(node.input) and node.op_type not in _IDS:
+            return str(node.op_type)
+    for node in _reached(proto.graph, {each.name for each in proto.graph.input}):
+        is_cut = node.op_type == "Cast" and kinds.get(node.input[0]) in _FLOATS
+        if (is_cut or node.op_type in _ARITHMETIC) and kinds.get(node.output[0]) in _WIDE:
             return str(node.op_type)
     return None
+
+
+def _reached(graph: Any, rows: set[str]) -> list[Any]:
+    """The nodes, at any depth, that compute with values from the rows, not only with their number.
+
+    `rows` holds the names of such values; those of what the nodes give are added.
+    """
+    found = []
+    for node in graph.node:
+        if node.op_type in ("Shape", "Size"):
+            continue
+        inside = [each for body in _bodies(node) for each in _reached_inside(node, body, rows)]
+        if inside or not rows.isdisjoint(node.input):
+            rows.update(node.output)
+            found += [node, *inside]
+    return found
+
+
+def _reached_inside(node: Any, body: Any, rows: set[str]) -> list[Any]:
+    """The same in the body of a loop or of a condition; what a loop carries round is followed until nothing is new."""
+    while True:
+        known = len(rows)
+        rows.update(inner.name for outer, inner in zip(node.input, body.input, strict=False) if outer in rows)
+        found = _reached(body, rows)
+        if node.op_type == "Loop":
+            carried = zip(body.output[1:], body.input[2:], strict=False)
+            rows.update(inner.name for given, inner in carried if given.name in rows)
+        if len(rows) == known:
+            return found
+
+
+def skeleton(proto: Any) -> Any:
+    """The same graph, fed its large weights: it is valid where the whole is, and is told so in milliseconds."""
+    from onnx.helper import make_graph, make_model, make_tensor_value_info
+
+    graph = proto.graph
+    large = [each for each in graph.initializer if each.ByteSize() > _LARGE_BYTES]
+    small = [each for each in graph.initializer if each.ByteSize() <= _LARGE_BYTES]
+    inputs = [*graph.input, *(make_tensor_value_info(each.name, each.data_type, each.dims) for each in large)]
+    bare = make_graph(graph.node, graph.name, inputs, graph.output, small)
+    return make_model(bare, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """A graph, and those in its nodes, at any depth."""
+    yield graph
+    for node in graph.node:
+        for body in _bodies(node):
+            yield from _graphs(body)
+
+
+def _element_types(proto: Any) -> dict[str, str]:
+    """The types of the elements of all tensors, at any depth, as ONNX calls them."""
+    kinds: dict[str, str] = {}
+    for graph in _graphs(proto.graph):
+        kinds |= _types_in(graph, kinds, proto)
+    return kinds
+
+
+def _types_in(graph: Any, around: Mapping[str, str], proto: Any) -> dict[str, str]:
+    """Types in one graph, where those around it are known. ONNX itself looks into no body."""
+    from onnx import TensorProto, shape_inference
+    from onnx.helper import make_graph, make_model, make_tensor_value_info
+
+    stored = [make_tensor_value_info(each.name, each.data_type, each.dims) for each in graph.initializer]
+    own = {each.name for each in (*graph.input, *stored)}.union(*(node.output for node in graph.node))
+    read = {name for node in graph.node for name in node.input if name in around} - own
+    outer = [make_tensor_value_info(name, TensorProto.DataType.Value(around[name]), None) for name in read]
+    alone = make_graph(graph.node, "alone", [*graph.input, *stored, *outer], graph.output)
+    inferred = shape_inference.infer_shapes(make_model(alone, opset_imports=proto.opset_import)).graph
+    known = (*inferred.input, *inferred.value_info, *inferred.output)
+    return {each.name: TensorProto.DataType.Name(each.type.tensor_type.elem_type) for each in known}

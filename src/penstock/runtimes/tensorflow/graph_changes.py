@@ -27,8 +27,15 @@ _DRAW = frozenset(
 """Operations that draw random numbers and keep their generators to themselves."""
 _TABLES = frozenset({"LookupTableInsert", "LookupTableInsertV2", "LookupTableRemoveV2"})
 _PASS = frozenset({"Identity", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "NextIteration", "Exit"})
+_LOOPS = ("While", "StatelessWhile", "Enter", "RefEnter")
 _BEFORE_ARGUMENTS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
 """How many inputs such an operation has before those that it hands to its functions."""
+
+
+def has_loops(graph: Any) -> bool:
+    """Whether a graph, or a function that it calls, runs nodes as often as values ask for."""
+    parts = (graph.node, *(function.node_def for function in graph.library.function))
+    return any(node.op in _LOOPS for part in parts for node in part)
 
 
 @dataclass

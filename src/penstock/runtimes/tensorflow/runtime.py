@@ -28,7 +28,7 @@ from penstock.runtimes.registered_memory import register
 from penstock.runtimes.tensorflow import frozen_graph, saved_model
 from penstock.runtimes.tensorflow.float64 import run_in_float64
 from penstock.runtimes.tensorflow.graph_arguments import Step
-from penstock.runtimes.tensorflow.graph_changes import Changes, changes_of
+from penstock.runtimes.tensorflow.graph_changes import Changes, changes_of, has_loops
 from penstock.runtimes.tensorflow.outputs import kept, to_host
 from penstock.runtimes.tensorflow.to_onnx import export_step
 
@@ -225,6 +225,14 @@ class TensorFlowReplica:
     def predict_exactly(self, batch: Columns) -> Columns:
         return run_in_float64(self._plain, batch)
 
+    def has_loops(self, batch: Columns) -> bool:
+        with tf.device(self._device_name):
+            tensors = {name: self._to_device(array) for name, array in batch.items()}
+            try:
+                return has_loops(self._concrete(tensors).graph.as_graph_def())
+            except Exception:  # what cannot be traced may have any
+                return True
+
     def take_marks(self) -> tuple[Mark, ...]:
         return start_steps.take_marks()
 
@@ -328,10 +336,13 @@ class TensorFlowReplica:
     def _changes(self, tensors: dict[str, Any]) -> Changes:
         """What the step changes, by its graph; nothing for a step that cannot be traced: its run says why."""
         try:
-            step = self._step if self._step is not None else self._plain_for(tensors)
-            return changes_of(step.get_concrete_function(tensors))
+            return changes_of(self._concrete(tensors))
         except Exception:
             return Changes()
+
+    def _concrete(self, tensors: dict[str, Any]) -> Any:
+        step = self._step if self._step is not None else self._plain_for(tensors)
+        return step.get_concrete_function(tensors)
 
     def _repeats_itself(self, batch: Columns) -> bool:
         """Whether a batch is answered the same twice, bit for bit."""

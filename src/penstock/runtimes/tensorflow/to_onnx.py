@@ -25,18 +25,22 @@ from penstock.runtimes.onnx.graph import (
     embed,
     embed_weights,
     from_erfc,
+    from_floor_div,
+    from_floor_mod,
+    reject_negative_ids,
     release_constants,
+    skeleton,
     unknown_operations,
     wide_arithmetic,
 )
-from penstock.runtimes.tensorflow.graph_changes import changes_of
+from penstock.runtimes.tensorflow.graph_changes import changes_of, has_loops
 
 OPSET = 18
 """The newest that tf2onnx writes; onnxruntime and OpenVINO have known it for years."""
 _MOST_BYTES = 1_900_000_000
 """Of the weights: an ONNX file is one protobuf message, of at most 2 GB."""
 _MODEL, _SIGNATURE = "model.onnx", "signature.json"
-FORMAT = 4
+FORMAT = 5
 """Of what is written beside a step; another one makes another step."""
 
 _NO_COPIES = "TF2ONNX_CATCH_ERRORS"
@@ -46,7 +50,9 @@ _WEIGHTED = ("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2",
              "BatchMatMulV2", "BatchMatMulV3", "Einsum", "GatherV2")  # fmt: skip
 """Operations whose weights are put in last. What is computed of weights alone has to be folded by TensorFlow."""
 _LAYOUTS = ("Identity", "Reshape", "Transpose")
-_LOOPS = ("While", "StatelessWhile", "Enter", "RefEnter")
+
+_HANDLERS = {"Erfc": from_erfc, "FloorDiv": from_floor_div, "FloorMod": from_floor_mod}
+"""Operations that tf2onnx does not know, or converts into others."""
 
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -121,9 +127,11 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
             proto, names = _convert(step, signature, bindings, records)
             _refuse_unknown(proto)
             _refuse_failed(records)
+            wide = wide_arithmetic(proto)
+            reject_negative_ids(proto)
             _check(proto)
         inputs = {binding.input: f"input_{index}" for index, binding in enumerate(bindings)}
-        _write(proto, signature, inputs, names, folder)
+        _write(proto, signature, inputs, names, wide, folder)
     except _NotConvertible as reason:
         return str(reason)
     except PenstockError as error:
@@ -177,7 +185,7 @@ def _convert(
 def _to_onnx(function: Any, traced: Any, specs: Sequence[Any], records: list[logging.LogRecord]) -> Any:
     import tf2onnx.convert
 
-    options = {"opset": OPSET, "custom_op_handlers": {"Erfc": (from_erfc, [])}}
+    options = {"opset": OPSET, "custom_op_handlers": {name: (handler, []) for name, handler in _HANDLERS.items()}}
     proto = _with_weights_last(traced, len(specs), options, records)
     if proto is not None:
         return proto
@@ -254,7 +262,7 @@ def _without_weights(traced: Any, num_inputs: int) -> tuple[dict[str, Any], dict
     # `convert_variables_to_constants_v2` begins so, and goes on to make a function of the graph, which takes longer.
     data = freezing._FunctionConverterDataInEager(func=traced, lower_control_flow=False, aggressive_inlining=True)
     graph, read = freezing._replace_variables_by_constants(converter_data=data)
-    if any(node.op in _LOOPS for part in (graph.node, *(f.node_def for f in graph.library.function)) for node in part):
+    if has_loops(graph):
         return {}, {}
     _take_from_xla(graph)
     constant = {traced.graph.internal_captures[place].name for place in read}
@@ -378,12 +386,19 @@ def _check(proto: Any) -> None:
     import onnx.checker
 
     try:
-        onnx.checker.check_model(proto, full_check=True)
+        onnx.checker.check_model(skeleton(proto), full_check=True)
     except Exception as error:  # of several classes, none of which is public
         raise _NotConvertible(f"what tf2onnx makes of it is no valid ONNX: {one_line(error)}") from None
 
 
-def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: Sequence[str], folder: str) -> None:
+def _write(
+    proto: Any,
+    signature: Signature,
+    inputs: Mapping[str, str],
+    names: Sequence[str],
+    wide: str | None,
+    folder: str,
+) -> None:
     taken = {node.name for node in proto.graph.input}
     given = {node.name for node in proto.graph.output}
     outputs = {f"output_{index}": name for index, name in enumerate(names)}
@@ -400,7 +415,7 @@ def _write(proto: Any, signature: Signature, inputs: Mapping[str, str], names: S
     }
     content = proto.SerializeToString()  # which may fail, before there is a file
     digest = f"{google_crc32c.value(content):08x}"
-    document |= {"num_bytes": len(content), "digest": digest, "wide_arithmetic": wide_arithmetic(proto)}
+    document |= {"num_bytes": len(content), "digest": digest, "wide_arithmetic": wide}
     for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(document, indent=1).encode())):
         with open(os.path.join(folder, name), "wb") as opened:
             opened.write(written)

@@ -1,0 +1,63 @@
+"""Rows that no sample has: what a runtime makes of them tells whether it computes the same model everywhere."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.core.agreement import Strangers
+from penstock.core.protocols import Looping, Replica
+from penstock.core.records import Array, Columns
+from penstock.errors import PenstockError
+
+_STRANGER = 1 << 24
+"""An id that hardly any table has, and a length that memory still holds."""
+_NANS = "rows with NaN"
+_ROWS = 8
+"""How many answers of each kind are kept."""
+_MOST_AXES = 3
+"""Of a batch of features or of sequences, in which a NaN stands for what is missing. In an image it is damage."""
+
+
+def answer_strangers(replica: Replica, first_rows: Columns) -> dict[str, Strangers]:
+    """Answers to copies of the first rows with other values in them, by what these are.
+
+    On a CPU, TensorFlow rejects an id beyond a table, and others answer something; some layers let a NaN through where
+    others make a zero of it.
+    """
+    found: dict[str, Strangers] = {}
+    for kind, batch in _strange(first_rows):
+        if kind == _NANS and isinstance(replica, Looping) and replica.has_loops(batch):
+            continue  # a loop that ends when numbers are small enough never ends with these
+        try:
+            answers = replica.predict(batch)
+        except PenstockError:  # out of memory, which tells nothing
+            continue
+        except Exception:
+            found[kind] = None
+        else:
+            found[kind] = {name: output[:_ROWS].copy() for name, output in answers.items()}
+    return found
+
+
+def _strange(first_rows: Columns) -> Iterator[tuple[str, Columns]]:
+    """Batches of one kind each; what has no such values stays as it is."""
+    ids = [name for name, array in first_rows.items() if array.dtype.kind in "iu" and array.dtype.itemsize >= 4]
+    floats = [name for name, array in first_rows.items() if array.dtype.kind == "f" and array.ndim <= _MOST_AXES]
+    if ids:
+        yield "numbers that are out of range", first_rows | {name: _out_of_range(first_rows[name]) for name in ids}
+    if floats:
+        yield _NANS, first_rows | {name: _with_nan(first_rows[name]) for name in floats}
+
+
+def _out_of_range(array: Array) -> Array:
+    copy = array.copy()
+    copy[:1] = _STRANGER
+    return copy
+
+
+def _with_nan(array: Array) -> Array:
+    """One row of nothing else, and one with a single NaN."""
+    copy = array.copy()
+    copy[:1] = np.nan
+    copy[1:2].reshape(-1)[:1] = np.nan
+    return copy
