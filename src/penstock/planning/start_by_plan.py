@@ -28,6 +28,7 @@ from penstock.planning.clock import Clock
 from penstock.planning.contender import choice_of
 from penstock.planning.conversion import PATIENCE_S, convert_if_needed
 from penstock.planning.search import Search
+from penstock.private_cache import in_use
 from penstock.runtimes.catalog import choose_runtime
 from penstock.runtimes.keras.live import LiveModel
 
@@ -163,7 +164,11 @@ class _PlannedStart:
     def _start(self, runtime: str | None, **settled: Any) -> Started:
         """Start the job on a runtime, or on the model's own; `settled` are other fields of its request."""
         file = convert_if_needed(runtime, self.model, self.request, self.step, self.context)
-        return bring_up.start(file, replace(self.request, **settled), self.context)
+        with contextlib.ExitStack() as held:
+            held.enter_context(in_use(file.location))
+            started = bring_up.start(file, replace(self.request, **settled), self.context)
+            started.held.push(held.pop_all())
+        return started
 
     def _start_by(self, plan: Plan) -> Started:
         """Start the job by a plan. A converted step is found by its model, whatever path the plan names."""

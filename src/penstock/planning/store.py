@@ -24,7 +24,7 @@ from penstock.jobs import steps
 from penstock.options.records import PredictOptions
 from penstock.options.table import PlanKey
 from penstock.pool.devices.inventory import usable_cores
-from penstock.private_cache import CONVERTED, PLANS, cache_folder
+from penstock.private_cache import CONVERTED, PLANS, cache_folder, is_in_use
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
 from penstock.storage.disk import checksum_of_file, regular
 
@@ -303,8 +303,7 @@ def _drop_oldest(parent: str) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
     folders.sort(key=lambda entry: entry.stat().st_mtime)
     for entry in folders[: max(0, len(folders) - _KEPT_CONVERSIONS + 1)]:
-        # A job that runs by it may start a replica again.
-        if time.time() - entry.stat().st_mtime > _KEPT_S:
+        if time.time() - entry.stat().st_mtime > _KEPT_S and not is_in_use(entry.path):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
