@@ -5,8 +5,8 @@ each file lies its digest, written once the file is whole: one that was cut shor
 is removed before the framework reads it, and made anew. A file without a digest may be one that another process is
 writing, and stays for some minutes: only a process that found its name free signs it.
 
-Kernels are chosen without timing them (see `environment.xla_flags`), so a kept step and a new one give the same bits, and
-clearing the cache changes none.
+Kernels are chosen without timing them (see `environment.xla_flags`), so a kept step and a new one give the same bits,
+and clearing the cache changes none.
 """
 
 import contextlib
