@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from penstock.core import tuning
 from penstock.core.agreement import CHECKED_ROWS, FLOAT64, NO_NOISE, Noise, Proof, distances, prove
 from penstock.core.messages import Asked, Measure, Prepared
-from penstock.core.plans import Choice, Trial
+from penstock.core.plans import Trial
 from penstock.core.protocols import Tunable
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point
 from penstock.errors import Interrupted, ModelError, PenstockError
@@ -101,13 +101,6 @@ class Contender:
             point.problem,
             self.proof.allowed if self.proof is not None else None,
         )
-
-    def choice(self, batch_size: int, lanes: int) -> Choice:
-        file, setting = self.setting.model, self.setting
-        assert file is not None
-        converted = file.location if file.kind == "converted" else None
-        replicas = setting.placement.replicas
-        return Choice(setting.runtime, batch_size, setting.threads, replicas, lanes, file.precision, converted)
 
 
 def in_turn(
@@ -227,10 +220,3 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float, noise: Noise = NO_
     if proof.problem is None and own.rejects_strangers and ours.rejects_strangers is False:
         return replace(proof, problem="it answers ids that are out of range, which the model's own framework rejects")
     return proof
-
-
-def choice_of(started: Started) -> Choice:
-    """The choice that a started job runs by."""
-    recipe, model = started.recipe, started.decision.setting.model
-    converted = model.location if model is not None and model.kind == "converted" else None
-    return Choice(recipe.runtime, recipe.batch_size, recipe.threads, *started.split, recipe.precision, converted)

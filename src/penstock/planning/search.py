@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from penstock.core import batching, kinds, tuning
 from penstock.core.figures import rate
-from penstock.core.plans import Choice, Plan, Trial
+from penstock.core.plans import Choice, Plan, Trial, own_of
 from penstock.core.protocols import Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
@@ -24,7 +24,7 @@ from penstock.jobs.run_context import RunContext
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
 from penstock.planning.clock import Clock, OutOfTime
-from penstock.planning.contender import WINDOW_S, Contender, choice_of
+from penstock.planning.contender import WINDOW_S, Contender
 from penstock.planning.outlook import LIGHT_START_S, LOOK_S, Outlook, expected_gains
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.devices.memory import available_bytes
@@ -176,11 +176,13 @@ class Search:
             )
         if not self._best:
             expected = self.started.rows_per_second()
-            why = "nothing could be measured: these are the rules of thumb"
-            choice = choice_of(self.started)
+            has_run = any(trial.is_eligible for trial in self.trials)
+            what = "what ran first failed later" if has_run else "nothing could be measured"
+            why = f"{what}: these are the rules of thumb"
+            choice = self.started.choice
             return SearchResult(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short, left)
         best = self._best[0]
-        choice = best.contender.choice(best.point.batch_size, best.lanes)
+        choice = best.contender.setting.choice(best.point.batch_size, best.lanes)
         reason = self._reason(best, own)
         return SearchResult(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short, left)
 
@@ -286,9 +288,9 @@ class Search:
 
     def _is_worth_a_look(self, runtime: str) -> bool:
         """Whether a look at a runtime can be expected to save the job more time than it takes."""
-        own = max((trial.rows_per_s for trial in self.trials if trial.difference is None), default=0.0)
+        own = own_of(self.trials)
         best = max(self._best[0].rate if self._best else 0.0, self._rate_known)
-        return not own or self.outlook.is_worth_a_look(runtime, own, best, self.rows)
+        return own is None or self.outlook.is_worth_a_look(runtime, own.rows_per_s, best, self.rows)
 
     @property
     def _rate_known(self) -> float:
