@@ -15,7 +15,7 @@ from penstock.jobs.bring_up import Started, prepare_beside
 from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
 from penstock.planning import store
-from penstock.planning.clock import Clock
+from penstock.planning.clock import Clock, OutOfTime
 from penstock.pool.devices.inventory import usable_cores
 
 WINDOW_S = 0.4
@@ -38,6 +38,12 @@ class Contender:
     room_bytes: int | None = None
     points: list[tuple[Point, int]] = field(default_factory=list)
     """Every size that was measured, with the lanes it was measured with."""
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether it failed at what had run before."""
+        ran = {(point.batch_size, lanes) for point, lanes in self.points if point.problem is None}
+        return any(point.problem is not None and (point.batch_size, lanes) in ran for point, lanes in self.points)
 
     def measure(self, batch_size: int, clock: Clock, *, lanes: int | None = None) -> Point:
         """Rows a second of all its replicas together, each running batches of this size.
@@ -62,7 +68,13 @@ class Contender:
 
     def _measure_once(self, order: Measure, clock: Clock) -> tuple[Point, float]:
         """Rows a second, and the seconds of the measurement, without compiling."""
-        replicas = self.engine.measure(order, self.setting.placement.replicas, clock)
+        try:
+            replicas = self.engine.measure(order, self.setting.placement.replicas, clock)
+        except (Interrupted, OutOfTime):
+            raise
+        except PenstockError as error:
+            self.points.append((Point(order.batch_size, problem=error.in_short), order.lanes))
+            raise
         problem = next((each.problem for each in replicas if each.problem is not None), None)
         rate = sum(each.rows_per_s for each in replicas) if problem is None else 0.0
         if self.setting.device_kind == "cpu":
@@ -87,6 +99,17 @@ class Contender:
             ladder.add(self.measure(size, clock))
         return True
 
+    def problem_of(self, point: Point, lanes: int) -> str | None:
+        """Why a size that was measured must not be chosen: it did not run, or took too much memory.
+
+        The least that it took counts: a process keeps some of the memory of larger sizes.
+        """
+        same = [known for known, its_lanes in self.points if (known.batch_size, its_lanes) == (point.batch_size, lanes)]
+        taken = min((known.memory_bytes for known in same if known.problem is None), default=0)
+        if point.problem is None and self.room_bytes is not None and taken > self.room_bytes:
+            return f"batches of {point.batch_size:,} take more memory than --memory-fraction allows"
+        return point.problem
+
     def trial(self, point: Point, lanes: int) -> Trial:
         return Trial(
             self.setting.runtime,
@@ -98,7 +121,7 @@ class Contender:
             point.memory_bytes,
             round(self.start_s, 2),
             self.proof.difference if self.proof is not None else None,
-            point.problem,
+            self.problem_of(point, lanes),
             self.proof.allowed if self.proof is not None else None,
         )
 
@@ -114,7 +137,7 @@ def in_turn(
     while len(rounds) < _ROUNDS and (had_s - clock.left) * (len(rounds) + 1) <= had_s / 3 * max(1, len(rounds)):
         points = [look(*entry) for entry in entries]
         if any(point.problem for point in points):
-            break
+            return None
         rounds.append(points)
     by_rate = [sorted(each, key=lambda point: point.rows_per_s) for each in zip(*rounds, strict=True)]
     return [each[len(each) // 2] for each in by_rate] or None

@@ -135,9 +135,11 @@ class Search:
             self._finals_s = _FINALS_SHARE * self.clock.left
         self._climb_with_the_best()
         self._play_off()
+        self._drop_unsteady()
         if options.replicas_per_device is None and options.threads is None:
             self._split()
         self._look_again()
+        self._drop_unsteady()
         for best in self._best[:1]:
             self._tune_lanes(best)
 
@@ -355,9 +357,9 @@ class Search:
         self._is_cut_short |= is_done is False
         self.trials += [climber.trial(point, lanes) for point, lanes in climber.points[known:]]
         knee = ladder.best
-        if knee is None and why is None:
-            why = "it takes more memory than --memory-fraction allows" if climber.points else "it could not be measured"
-        if why is not None:
+        if why is None and not climber.points:
+            why = "it could not be measured"
+        if why is not None and (name, why) not in [(trial.runtime, trial.rejected) for trial in self.trials]:
             self.trials.append(Trial(name, rejected=why))
         if knee is None:
             return None
@@ -413,6 +415,12 @@ class Search:
         if points is not None:
             best.point = Ladder(1, 1, best.contender.room_bytes, points).best or best.point
 
+    def _drop_unsteady(self) -> None:
+        """Leave out contenders that failed at what had run before: the job would, too."""
+        for each in [each for each in self._best if each.contender.is_unsteady]:
+            self._best.remove(each)
+            self._let_go(each.contender)
+
     def _split(self) -> None:
         """Try more replicas, with fewer threads each on a CPU, as long as that gains."""
         while self._best and (setting := self._halved(self._best[0].contender.setting)) is not None:
@@ -444,7 +452,8 @@ class Search:
         if measured is None:
             return None
         *points, best.point = measured
-        fastest = max(points, key=lambda point: point.rows_per_s)
+        points = [point for point in points if more.problem_of(point, lanes) is None]
+        fastest = max(points, key=lambda point: point.rows_per_s, default=Point(0))
         is_faster = fastest.rows_per_s >= (1 + tuning.LEAST_GAIN) * best.rate
         return _Best(more, fastest, lanes, best.ladder) if is_faster else None
 
@@ -473,8 +482,8 @@ class Search:
             ):
                 continue
             point = self._measured(best.contender, best.point.batch_size, lanes)
-            fits = point.memory_bytes <= (best.contender.room_bytes or point.memory_bytes)
-            if point.problem is None and fits and point.rows_per_s > (1 + tuning.LEAST_GAIN) * best.rate:
+            problem = best.contender.problem_of(point, lanes)
+            if problem is None and point.rows_per_s > (1 + tuning.LEAST_GAIN) * best.rate:
                 best.point, best.lanes = point, lanes
 
     def _in_turn(self, entries: Iterable[tuple[Contender, int, int]]) -> list[Point] | None:

@@ -379,7 +379,7 @@ def _has_failed(plan: Plan, started: Started) -> bool:
     """Whether the job's present choice failed in the search for a plan."""
     present = started.choice
     return any(
-        trial.rejected
+        trial.rejected and not trial.rows_per_s
         for trial in plan.trials
         if (trial.runtime, trial.replicas) == (present.runtime, present.replicas)
         and trial.threads in (0, present.threads)
