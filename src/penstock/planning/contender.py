@@ -172,7 +172,7 @@ def start(setting: Setting, started: Started, tolerance: float | None, context: 
         raise
     model = setting.model
     if proof is not None and model is not None and model.kind == "converted":
-        store.note_agreement(model.location, model, setting.runtime, setting.device_kind, proof)
+        store.note_agreement(model.location, model, setting.runtime, setting.placement.devices[0], proof)
     return Contender(setting, engine, prepared_s, proof)
 
 

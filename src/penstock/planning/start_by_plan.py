@@ -197,15 +197,14 @@ class _PlannedStart:
 
     def _soonest(self, plan: Plan) -> Plan:
         """The plan for this job: of what can start at once, what is done soonest. A short job counts the start."""
-        device_kind, folder = self._devices()[0].kind, store.conversion_folder(self.step)
+        device, folder = self._devices()[0], store.conversion_folder(self.step)
         exact = replace(store.converted_model(self.model, folder), precision="model")
         ready = {
             trial.runtime
             for trial in plan.trials
             if not needs_conversion(self.model, trial.runtime)
             or (
-                store.is_whole(folder)
-                and store.is_agreed(folder, exact, trial.runtime, device_kind, self.options.tolerance)
+                store.is_whole(folder) and store.is_agreed(folder, exact, trial.runtime, device, self.options.tolerance)
             )
         }
         soonest = plan.for_rows(self._num_rows(plan.choice.batch_size)).soonest(ready)
