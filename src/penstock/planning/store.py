@@ -24,7 +24,7 @@ from penstock.jobs import steps
 from penstock.options.records import PredictOptions
 from penstock.options.table import PlanKey
 from penstock.pool.devices.inventory import usable_cores
-from penstock.private_cache import CONVERTED, PLANS, cache_folder, is_in_use
+from penstock.private_cache import CONVERTED, PLANS, cache_folder, in_use, is_in_use
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
 from penstock.storage.disk import checksum_of_file, regular
 
@@ -289,7 +289,8 @@ def staged(folder: str, is_whole: Callable[[str], object] = is_whole) -> Iterato
     _drop_oldest(parent)
     staging = tempfile.mkdtemp(prefix=".staging-", dir=parent)
     try:
-        yield staging
+        with in_use(staging):
+            yield staging
         # Another run may have written the same step first, and use it: then that one stays.
         if is_whole(staging) and not (os.path.isdir(folder) and is_whole(folder)):
             shutil.rmtree(folder, ignore_errors=True)

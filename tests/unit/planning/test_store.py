@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import private_cache
 from penstock.core.agreement import Proof
 from penstock.core.output_selection import Answers
 from penstock.core.plans import Choice, Plan, Trial, plan_from_json
@@ -57,6 +58,19 @@ def test_a_damaged_step_is_replaced(tmp_path: Path) -> None:
     with store.staged(str(folder)) as staging:
         write_step(Path(staging), b"network")
     assert store.is_whole(str(folder))
+
+
+def test_clearing_the_cache_leaves_a_conversion_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    folder = tmp_path / "converted" / "step"
+    with store.staged(str(folder)) as staging:
+        write_step(Path(staging), b"network")
+        private_cache.clear()
+    assert store.is_whole(str(folder))
+    private_cache.clear()
+    assert not folder.exists()
 
 
 def test_what_a_killed_conversion_left_goes_after_a_day(tmp_path: Path) -> None:
