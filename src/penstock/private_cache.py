@@ -1,5 +1,7 @@
 """The cache folder of the user: what is in it can be made anew, and nobody else may put anything into it."""
 
+import contextlib
+import fcntl
 import os
 import shutil
 import stat
@@ -58,12 +60,59 @@ def in_words() -> str:
 
 
 def clear() -> None:
-    """Remove what is in the cache; what cannot be removed stays.
+    """Remove what is in the cache, but for what a running job needs; what cannot be removed stays."""
+    for kind in _folders():
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(kind.path)):
+                if not is_in_use(entry.path):
+                    _remove(entry)
+            os.rmdir(kind.path)
 
-    Jobs that run go on: what they read again from there is made anew.
-    """
-    for entry in _folders():
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
         shutil.rmtree(entry.path, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        os.remove(entry.path)
+
+
+@contextlib.contextmanager
+def in_use(path: str) -> Iterator[None]:
+    """Keep a folder of the cache from being removed meanwhile: a job reads its model again when a replica restarts.
+
+    `path` is the folder, or lies in it. A path elsewhere is left alone.
+    """
+    cache = os.path.join(cache_folder(), "")
+    inside = path.removeprefix(cache).split(os.sep)
+    with contextlib.ExitStack() as held:
+        if path.startswith(cache) and len(inside) > 1:
+            with contextlib.suppress(OSError):
+                descriptor = _open_folder(os.path.join(cache, *inside[:2]))
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+
+
+def is_in_use(folder: str) -> bool:
+    """Whether a job needs this folder of the cache."""
+    try:
+        descriptor = _open_folder(folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no locks on this disk
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _open_folder(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def bytes_in(folder: str) -> int:

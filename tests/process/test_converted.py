@@ -101,6 +101,7 @@ def test_a_recurrent_layer_with_large_weights_stays_one(converted: tuple[Path, d
         ("saved model", "onnx", None),
         ("saved model", "openvino", "it answers numbers that are out of range"),
         ("encoder", "onnx", None),
+        ("divided", "onnx", None),
         ("several", "onnx", "rows with NaN are answered otherwise"),
         ("frozen graph", "onnx", None),
         ("frozen graph", "openvino", None),
@@ -111,7 +112,7 @@ def test_rows_that_no_sample_has_tell_runtimes_apart(
 ) -> None:
     folder, told = converted[0] / name, converted[1][name]
     found = other_on_strangers(answer_strangers(load(runtime, folder), told.batch), told.strangers)
-    assert found is None if problem is None else problem in str(found)
+    assert not found if problem is None else problem in "".join(found.values())
 
 
 @pytest.mark.parametrize("name", ["wide", "wide loop"])

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no
 _LIBRARY = r"""
 #include <stddef.h>
 typedef struct { unsigned char* channel[4]; size_t pitch[4]; } Image;
-int backend, answer, batch, format, open_things;
+int backend, answer, initialized, batch, format, open_things;
 void* stream;
 int nvjpegCreateEx(int asked, void* device, void* pinned, unsigned flags, void** handle) {
     if (answer) return answer;
@@ -39,7 +39,8 @@ int nvjpegJpegStateDestroy(void* state) { open_things--; return 0; }
 int nvjpegGetProperty(int place, int* value) { *value = 12 + place; return 0; }
 int nvjpegDestroy(void* handle) { open_things--; return 0; }
 int nvjpegDecodeBatchedInitialize(void* handle, void* state, int count, int threads, int asked) {
-    batch = count, format = asked;
+    if (answer) return answer;
+    initialized++, batch = count, format = asked;
     return handle != &backend || state != &batch || threads != 1;
 }
 int nvjpegDecodeBatched(void* handle, void* state, const unsigned char* const* data, const size_t* sizes,
@@ -94,6 +95,22 @@ def test_answers_that_are_no_success_are_errors_that_say_what_they_mean(library:
     with pytest.raises(NvJpegError, match="nvjpegCreateEx returned 7") as caught:
         PlaneDecoder(library)
     assert caught.value.is_without_engine
+
+
+def test_a_batch_size_whose_preparation_failed_leaves_none_prepared(library: Any) -> None:
+    decoder, answer = PlaneDecoder(library), ctypes.c_int.in_dll(library, "answer")
+    planes, told = np.zeros((3, 2, 8), np.uint8), np.zeros(2, PLANES)
+    told["address"][:, :3] = planes.ctypes.data + np.arange(3) * 16
+    told["stride"] = 8
+    photo = np.array([1], np.uint8)
+    addresses, sizes = np.full(2, photo.ctypes.data, np.uint64), np.ones(2, np.uint64)
+    decoder.decode(addresses[:1], sizes[:1], told[:1], 0)
+    answer.value = 6
+    with pytest.raises(NvJpegError, match="nvjpegDecodeBatchedInitialize returned 6"):
+        decoder.decode(addresses, sizes, told, 0)
+    answer.value = 0
+    decoder.decode(addresses[:1], sizes[:1], told[:1], 0)
+    assert value(library, "initialized") == 2
 
 
 def test_a_gpu_without_an_engine_is_told_where_one_was_asked_for_and_else_loaders_decode(

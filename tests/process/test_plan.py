@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import penstock
+from penstock import private_cache
 from penstock.core.plans import Choice, Plan
 from penstock.planning import search
 from penstock.planning.candidates import candidates
@@ -287,6 +289,24 @@ def test_a_converted_step_with_damaged_bytes_is_made_anew(
     assert ran.returncode == 0, ran.stderr
     assert "converting the model" in ran.stderr
     assert network.read_bytes() != damaged
+
+
+def test_cleared_cache_leaves_the_converted_model_that_a_restarted_replica_reads(
+    models: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    blocks = penstock.stream(models / "digits.keras", digits, runtime="onnx", threads=1, batch_size=16, progress=False)
+    rows = [*next(blocks)["row"]]
+    private_cache.clear()
+    replicas = [each for each in psutil.Process().children(recursive=True) if "replica" in " ".join(each.cmdline())]
+    assert replicas
+    for replica in replicas:
+        replica.kill()
+    for block in blocks:
+        rows += [*block["row"]]
+    assert rows == list(range(20_000))
+    private_cache.clear()
+    assert not (tmp_path / "converted").exists()
 
 
 def test_a_short_job_may_leave_a_plan_for_the_next_with_one_runtime_that_starts_sooner(

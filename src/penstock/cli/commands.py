@@ -564,7 +564,7 @@ def devices(as_json: bool) -> int:
 
 
 @main.command()
-@click.option("--clear", is_flag=True, help="Remove all of it.")
+@click.option("--clear", is_flag=True, help="Remove it, but for what running jobs need.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def cache(clear: bool, as_json: bool) -> int:
     """What is kept to start sooner: plans, converted models and compiled steps. All of it can be made anew."""

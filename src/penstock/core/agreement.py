@@ -34,6 +34,7 @@ _NOISE = 1e-6
 """Scores that are closer than this share of the spread are a tie."""
 
 
+NANS = "rows with NaN"
 Strangers = Mapping[str, Column] | None
 """Answers to rows of a kind that no sample has; None where they are rejected."""
 
@@ -107,7 +108,8 @@ class Proof:
 
     `difference` is the largest one, as a share of the spread of its output, and `allowed` what that output may differ
     by; `problem` says why they are no proof: they differ, or, where they are not `is_comparable`, they would be equal
-    whatever was computed. `needed` is the smallest tolerance that allows these answers, given the framework's noise.
+    whatever was computed. `of_nan` says how rows with NaN are answered otherwise. `needed` is the smallest tolerance
+    that allows these answers, given the framework's noise.
     """
 
     difference: float
@@ -115,6 +117,7 @@ class Proof:
     is_comparable: bool = True
     allowed: float = 0.0
     needed: float = 0.0
+    of_nan: str | None = None
 
     def may_be_noise(self, tolerance: float) -> bool:
         """Whether the framework's own noise could explain the problem."""
@@ -149,22 +152,23 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
     )
 
 
-def other_on_strangers(ours: Mapping[str, Strangers], theirs: Mapping[str, Strangers]) -> str | None:
-    """What of rows that no sample has is answered otherwise; None where all is answered alike.
+def other_on_strangers(ours: Mapping[str, Strangers], theirs: Mapping[str, Strangers]) -> dict[str, str]:
+    """Which kinds of rows that no sample has are answered otherwise, each with how.
 
-    Only what is grossly wrong counts: numbers without end leave few digits that mean anything.
+    Only what is grossly wrong counts: of such values few digits mean anything.
     """
-    for kind, wanted in theirs.items():
-        found = ours.get(kind, wanted)
-        if wanted is None and found is not None:
-            return f"it answers {kind}, which the model's own framework rejects"
-        if wanted is not None and found is None:
-            return f"it rejects {kind}, which the model's own framework answers"
-        if wanted is not None and found is not None:
-            disagreement = compare(found, wanted, _GROSS)
-            if disagreement is not None:
-                return f"{kind} are answered otherwise: {disagreement}"
-    return None
+    found = {kind: _other_on_one(kind, ours.get(kind, wanted), wanted) for kind, wanted in theirs.items()}
+    return {kind: problem for kind, problem in found.items() if problem is not None}
+
+
+def _other_on_one(kind: str, ours: Strangers, theirs: Strangers) -> str | None:
+    if ours is None or theirs is None:
+        if ours is theirs:
+            return None
+        answers, rejects = ("answers", "rejects") if theirs is None else ("rejects", "answers")
+        return f"it {answers} {kind}, which the model's own framework {rejects}"
+    disagreement = compare(ours, theirs, _GROSS)
+    return f"{kind} are answered otherwise: {disagreement}" if disagreement is not None else None
 
 
 def largest_difference(

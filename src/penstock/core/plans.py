@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -59,6 +59,23 @@ class Choice:
         if self.converted is not None and not isinstance(self.converted, str):
             raise ValueError(f"converted is {self.converted!r}, not the path of a folder")
 
+    def told_from(self, other: Choice) -> str:
+        """The runtime; of two choices of one runtime also what they differ in.
+
+        >>> Choice("onnx", 8, 1).told_from(Choice("onnx", 16, 1)), Choice("onnx", 8, 1).told_from(Choice("jax", 8, 1))
+        ('onnx with batches of 8', 'onnx')
+        """
+        if self.runtime != other.runtime:
+            return self.runtime
+        words = {
+            "batch_size": f"batches of {self.batch_size:,}",
+            "replicas": f"{self.replicas} replica{'s' if self.replicas != 1 else ''}",
+            "threads": f"{self.threads} thread{'s' if self.threads != 1 else ''}",
+            "lanes": f"{self.lanes} in flight",
+        }
+        differing = [said for name, said in words.items() if getattr(self, name) != getattr(other, name)]
+        return f"{self.runtime} with {', '.join(differing)}"
+
     def __str__(self) -> str:
         replicas = f"{self.replicas} replicas × " if self.replicas > 1 else ""
         precision = f", {self.precision}" if self.precision != "model" else ""
@@ -88,6 +105,17 @@ class Trial:
     def setting(self) -> _Setting:
         return (self.runtime, self.batch_size, self.threads, self.replicas, self.lanes)
 
+    @property
+    def is_eligible(self) -> bool:
+        """Whether it was measured and may be chosen."""
+        return self.rows_per_s > 0 and self.rejected is None
+
+
+def own_of(trials: Iterable[Trial]) -> Trial | None:
+    """The fastest trial of the model's own framework; None where that was not measured."""
+    own = [trial for trial in trials if trial.is_eligible and trial.difference is None]
+    return max(own, key=lambda trial: trial.rows_per_s, default=None)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -116,6 +144,7 @@ class Plan:
         noise: How far the framework's own answers are from the truth, as a share of an output's spread; None where
             that decided nothing, and was not measured.
         noise_from: What they were compared with for that.
+        parameters: How many parameters the model has; None where that is not known.
     """
 
     choice: Choice
@@ -139,6 +168,7 @@ class Plan:
     noise_from: str = ""
     left: tuple[str, ...] = ()
     family: str = ""
+    parameters: int | None = None
 
     def for_rows(self, rows: int) -> Plan:
         """The plan for another input of the same shape."""
@@ -152,18 +182,25 @@ class Plan:
         """The rows a second that were measured for a choice; 0 where nothing was."""
         return max((trial.rows_per_s for trial in self.trials if trial.setting == choice.setting), default=0.0)
 
+    def rate_with(self, trial: Trial) -> float:
+        """About how many rows a second the whole job does with one of the trials."""
+        share = self.rows_per_s / (self.rate_of(self.choice) or self.rows_per_s or 1.0)
+        return trial.rows_per_s * share if self.bound_by == "computing" else min(trial.rows_per_s, self.rows_per_s)
+
     def done_in(self, trial: Trial) -> float:
         """About how many seconds the whole input takes with one of the trials, its start included."""
-        share = self.rows_per_s / (self.rate_of(self.choice) or self.rows_per_s or 1.0)
-        rate_here = trial.rows_per_s * share if self.bound_by == "computing" else min(trial.rows_per_s, self.rows_per_s)
-        return trial.start_s + self.rows / max(rate_here, 1e-9)
+        return trial.start_s + self.rows / max(self.rate_with(trial), 1e-9)
+
+    def is_sooner_than(self, rows_per_s: float) -> bool:
+        """Whether its choice is done sooner, start included, than what runs already, at so many rows a second."""
+        return self.seconds < self.rows / max(rows_per_s, 1e-9)
 
     def soonest(self, runtimes: Collection[str]) -> Plan:
         """The plan with the choice that is done soonest for its rows, start included, of these runtimes and its own.
 
         Where hardly anything is saved it stays as it is: a job must have a reason to run otherwise than a longer one.
         """
-        ran = [each for each in self.trials if each.rows_per_s and each.rejected is None]
+        ran = [each for each in self.trials if each.is_eligible]
         chosen = [each for each in ran if each.setting == self.choice.setting]
         others = [each for each in ran if each.runtime in runtimes]
         if not chosen or not others:
@@ -172,24 +209,26 @@ class Plan:
         if self.done_in(best) > (1 - _LEAST_SAVED) * present:
             return self
         choice = Choice(*best.setting, precision=self.choice.precision)
-        return replace(self, choice=choice, seconds=round(self.done_in(best), 2), start_s=best.start_s)
+        reason = f"{rate(best.rows_per_s)}, and with its start done sooner than {self.choice.told_from(choice)}"
+        rows_per_s, start_s = round(self.rate_with(best), 3), best.start_s
+        return replace(self, choice=choice, rows_per_s=rows_per_s, start_s=start_s, reason=reason).for_rows(self.rows)
 
     @property
-    def own_rate(self) -> float:
-        """The most rows a second of the model's own framework; 0 where that was not measured."""
-        return max((trial.rows_per_s for trial in self.trials if trial.difference is None), default=0.0)
+    def own(self) -> Trial | None:
+        """The fastest trial of the model's own framework; None where that was not measured."""
+        return own_of(self.trials)
 
     @property
     def faster(self) -> float:
         """How many times as fast as the model's own framework the choice is, at least as fast."""
-        return max(1.0, self.rate_of(self.choice) / self.own_rate) if self.own_rate else 1.0
+        return max(1.0, self.rate_of(self.choice) / self.own.rows_per_s) if self.own is not None else 1.0
 
     def gains(self) -> dict[str, float]:
         """How many times as fast as the model's own framework each other runtime was at its best."""
-        own, best = self.own_rate, dict[str, float]()
+        own, best = self.own, dict[str, float]()
         for trial in self.trials:
-            if own and trial.rows_per_s and trial.difference is not None:
-                best[trial.runtime] = max(best.get(trial.runtime, 0.0), trial.rows_per_s / own)
+            if own is not None and trial.is_eligible and trial.difference is not None:
+                best[trial.runtime] = max(best.get(trial.runtime, 0.0), trial.rows_per_s / own.rows_per_s)
         return best
 
     def __str__(self) -> str:
@@ -277,7 +316,8 @@ def _fastest_of_each(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
     """The fastest size of every runtime and split, and what was chosen, the fastest first."""
     best: dict[tuple[str, int], Trial] = {}
     for trial in sorted(trials, key=lambda each: each.rows_per_s):
-        best[trial.runtime, trial.replicas] = trial
+        if trial.is_eligible:
+            best[trial.runtime, trial.replicas] = trial
     for trial in sorted(trials, key=lambda each: each.rows_per_s):
         if _is_chosen(trial, plan):
             best[trial.runtime, trial.replicas] = trial
@@ -322,7 +362,7 @@ def _left_in_words(plan: Plan) -> str:
 def _noise_in_words(plan: Plan) -> list[str]:
     if plan.noise is None:
         return []
-    own = next((trial.runtime for trial in plan.trials if trial.rows_per_s and trial.difference is None), "the model")
+    own = plan.own.runtime if plan.own is not None else "the model"
     line = f"  {own} itself is {plan.noise:.1e} of the spread away from {plan.noise_from}"
     return [f"{line}: others may differ by twice that, at most {MOST_BY_NOISE:.0e}"]
 

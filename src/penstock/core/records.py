@@ -440,6 +440,12 @@ class Placement:
     def replicas(self) -> int:
         return len(self.devices)
 
+    @property
+    def replicas_per_device(self) -> int:
+        """The cores of a machine are one device."""
+        first = self.devices[0]
+        return sum(each.kind == "cpu" or each.uuid == first.uuid for each in self.devices)
+
 
 @dataclass(frozen=True)
 class OutputSchema:

@@ -10,7 +10,7 @@ from penstock.core.agreement import Noise
 from penstock.core.decoding import Undecoded
 from penstock.core.job import Job
 from penstock.core.messages import Asked, PaddingTrial, Prepared
-from penstock.core.plans import Plan
+from penstock.core.plans import Choice, Plan
 from penstock.core.protocols import Engine, Source, StepNotKept, Tunable
 from penstock.core.records import ModelFile, Placement, Recipe, Result, Signature, Span
 from penstock.core.state import NONE
@@ -109,8 +109,12 @@ class Started:
     @property
     def split(self) -> tuple[int, int]:
         """Replicas on each device, and batches in flight in each."""
-        first, *_ = devices = self.placement.devices
-        return sum(each.kind == "cpu" or each.uuid == first.uuid for each in devices), self.placement.lanes
+        return self.placement.replicas_per_device, self.placement.lanes
+
+    @property
+    def choice(self) -> Choice:
+        """What it runs by, as a plan has it."""
+        return self.decision.setting.choice(self.recipe.batch_size, self.placement.lanes)
 
     def results(self) -> Iterator[Result]:
         """The results of every span of the input, in order, for a job that writes none of them."""

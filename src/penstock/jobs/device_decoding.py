@@ -99,7 +99,7 @@ def _has_rows(job: Job, least: int) -> bool:
 
 
 def notes_of(job: Job, options: PredictOptions) -> tuple[str, ...]:
-    """Who decodes photos, where that are not the loaders alone, or not as it is asked for."""
+    """Says who decodes photos, unless loaders decode all of them as was asked."""
     if job.decoder is not None:
         return (f"photos: the GPU decodes {job.decoder.share:.0%} of those that it takes, loaders the others",)
     if not options.decoder.startswith("gpu"):

@@ -43,6 +43,13 @@ class Setting:
     def device_kind(self) -> str:
         return self.placement.devices[0].kind
 
+    def choice(self, batch_size: int, lanes: int) -> Choice:
+        """The choice of this setting, with batches of this size, so many of them in flight."""
+        assert self.model is not None
+        converted = self.model.location if self.model.kind == "converted" else None
+        replicas, precision = self.placement.replicas_per_device, self.model.precision
+        return Choice(self.runtime, batch_size, self.threads, replicas, lanes, precision, converted)
+
     def placed(self, **changes: Any) -> Setting:
         """The setting with some fields of its placement changed."""
         return replace(self, placement=replace(self.placement, **changes))

@@ -5,9 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.core import tuning
-from penstock.core.agreement import CHECKED_ROWS, FLOAT64, NO_NOISE, Noise, Proof, distances, other_on_strangers, prove
+from penstock.core.agreement import (
+    CHECKED_ROWS,
+    FLOAT64,
+    NANS,
+    NO_NOISE,
+    Noise,
+    Proof,
+    distances,
+    other_on_strangers,
+    prove,
+)
 from penstock.core.messages import Asked, Measure, Prepared
-from penstock.core.plans import Choice, Trial
+from penstock.core.plans import Trial
 from penstock.core.protocols import Tunable
 from penstock.core.tuning import LEAST_GAIN, Ladder, Point
 from penstock.errors import Interrupted, ModelError, PenstockError
@@ -15,7 +25,7 @@ from penstock.jobs.bring_up import Started, prepare_beside
 from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
 from penstock.planning import store
-from penstock.planning.clock import Clock
+from penstock.planning.clock import Clock, OutOfTime
 from penstock.pool.devices.inventory import usable_cores
 
 WINDOW_S = 0.4
@@ -38,6 +48,12 @@ class Contender:
     room_bytes: int | None = None
     points: list[tuple[Point, int]] = field(default_factory=list)
     """Every size that was measured, with the lanes it was measured with."""
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Whether it failed at what had run before."""
+        ran = {(point.batch_size, lanes) for point, lanes in self.points if point.problem is None}
+        return any(point.problem is not None and (point.batch_size, lanes) in ran for point, lanes in self.points)
 
     def measure(self, batch_size: int, clock: Clock, *, lanes: int | None = None) -> Point:
         """Rows a second of all its replicas together, each running batches of this size.
@@ -62,7 +78,13 @@ class Contender:
 
     def _measure_once(self, order: Measure, clock: Clock) -> tuple[Point, float]:
         """Rows a second, and the seconds of the measurement, without compiling."""
-        replicas = self.engine.measure(order, self.setting.placement.replicas, clock)
+        try:
+            replicas = self.engine.measure(order, self.setting.placement.replicas, clock)
+        except (Interrupted, OutOfTime):
+            raise
+        except PenstockError as error:
+            self.points.append((Point(order.batch_size, problem=error.in_short), order.lanes))
+            raise
         problem = next((each.problem for each in replicas if each.problem is not None), None)
         rate = sum(each.rows_per_s for each in replicas) if problem is None else 0.0
         if self.setting.device_kind == "cpu":
@@ -87,6 +109,17 @@ class Contender:
             ladder.add(self.measure(size, clock))
         return True
 
+    def problem_of(self, point: Point, lanes: int) -> str | None:
+        """Why a size that was measured must not be chosen: it did not run, or took too much memory.
+
+        The least that it took counts: a process keeps some of the memory of larger sizes.
+        """
+        same = [known for known, its_lanes in self.points if (known.batch_size, its_lanes) == (point.batch_size, lanes)]
+        taken = min((known.memory_bytes for known in same if known.problem is None), default=0)
+        if point.problem is None and self.room_bytes is not None and taken > self.room_bytes:
+            return f"batches of {point.batch_size:,} take more memory than --memory-fraction allows"
+        return point.problem
+
     def trial(self, point: Point, lanes: int) -> Trial:
         return Trial(
             self.setting.runtime,
@@ -98,16 +131,9 @@ class Contender:
             point.memory_bytes,
             round(self.start_s, 2),
             self.proof.difference if self.proof is not None else None,
-            point.problem,
+            self.problem_of(point, lanes),
             self.proof.allowed if self.proof is not None else None,
         )
-
-    def choice(self, batch_size: int, lanes: int) -> Choice:
-        file, setting = self.setting.model, self.setting
-        assert file is not None
-        converted = file.location if file.kind == "converted" else None
-        replicas = setting.placement.replicas
-        return Choice(setting.runtime, batch_size, setting.threads, replicas, lanes, file.precision, converted)
 
 
 def in_turn(
@@ -121,7 +147,7 @@ def in_turn(
     while len(rounds) < _ROUNDS and (had_s - clock.left) * (len(rounds) + 1) <= had_s / 3 * max(1, len(rounds)):
         points = [look(*entry) for entry in entries]
         if any(point.problem for point in points):
-            break
+            return None
         rounds.append(points)
     by_rate = [sorted(each, key=lambda point: point.rows_per_s) for each in zip(*rounds, strict=True)]
     return [each[len(each) // 2] for each in by_rate] or None
@@ -135,10 +161,19 @@ def _is_hopeless(rates: list[float], to_beat: float) -> bool:
     return max(rates) < (_BEHIND_WHILE_GAINING if is_gaining else _BEHIND) * to_beat
 
 
-def start(setting: Setting, started: Started, tolerance: float | None, context: RunContext, clock: Clock) -> Contender:
+def start(
+    setting: Setting,
+    started: Started,
+    tolerance: float | None,
+    context: RunContext,
+    clock: Clock,
+    *,
+    is_asked_for: bool = False,
+) -> Contender:
     """Start the processes of a setting, and compare its answers with those of `started`, the model's own framework.
 
-    Without a tolerance it is that framework, and there is nothing to compare.
+    Without a tolerance it is that framework, and there is nothing to compare. A runtime that the user asked for may
+    answer rows with NaN otherwise; that is told.
 
     Raises:
         ModelError: The answers are others, or the runtime refuses the model.
@@ -148,15 +183,17 @@ def start(setting: Setting, started: Started, tolerance: float | None, context: 
     prepared_s = time.perf_counter() - began
     try:
         proof = _compared(prepared, started, tolerance, context, clock) if tolerance is not None else None
-        if proof is not None and proof.problem is not None:
+        if proof is not None and (found := proof.problem or (None if is_asked_for else proof.of_nan)) is not None:
             problem = "the answers are not those of" if proof.is_comparable else "not comparable with"
-            raise ModelError(f"{problem} the model's own framework", received=proof.problem)
+            raise ModelError(f"{problem} the model's own framework", received=found)
     except BaseException:
         engine.close()
         raise
     model = setting.model
     if proof is not None and model is not None and model.kind == "converted":
-        store.note_agreement(model.location, model, setting.runtime, setting.device_kind, proof)
+        if proof.of_nan is not None:
+            context.note(f"{setting.runtime}: {proof.of_nan}")
+        store.note_agreement(model.location, model, setting.runtime, setting.placement.devices[0], proof)
     return Contender(setting, engine, prepared_s, proof)
 
 
@@ -167,8 +204,9 @@ def _compared(ours: Prepared, started: Started, tolerance: float, context: RunCo
         context.note(f"plan: measuring the noise of {started.recipe.runtime} ({clock.left:.0f} s left)")
         started.noise = _noise_of(started, context, clock)
         proof = proof_of(ours, started.prepared, tolerance, started.noise)
-    problem = proof.problem or other_on_strangers(ours.strangers, started.prepared.strangers)
-    return replace(proof, problem=problem)
+    others = other_on_strangers(ours.strangers, started.prepared.strangers)
+    of_nan = others.pop(NANS, None)
+    return replace(proof, problem=proof.problem or next(iter(others.values()), None), of_nan=of_nan)
 
 
 def _noise_of(started: Started, context: RunContext, clock: Clock) -> Noise:
@@ -225,10 +263,3 @@ def proof_of(ours: Prepared, own: Prepared, tolerance: float, noise: Noise = NO_
         return Proof(0.0, f"row {failed[0]} fails on one side only")
     first = {name: column[:count] for name, column in reference.items()}
     return prove({name: column[:count] for name, column in ours.answers.items()}, first, tolerance, noise)
-
-
-def choice_of(started: Started) -> Choice:
-    """The choice that a started job runs by."""
-    recipe, model = started.recipe, started.decision.setting.model
-    converted = model.location if model is not None and model.kind == "converted" else None
-    return Choice(recipe.runtime, recipe.batch_size, recipe.threads, *started.split, recipe.precision, converted)

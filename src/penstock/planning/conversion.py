@@ -46,11 +46,11 @@ def convert_if_needed(
     folder = store.conversion_folder(step)
     file = store.converted_model(model, folder)
     exact = replace(file, precision="model")
-    kind = devices_for(request.options, None, None, runtime)[0].kind
+    device = devices_for(request.options, None, None, runtime)[0]
     if not store.is_whole(folder):
         context.note("converting the model")
         _convert_and_compare(exact, runtime, model, request, context)
-    elif not store.is_agreed(folder, exact, runtime, kind, request.options.tolerance):
+    elif not store.is_agreed(folder, exact, runtime, device, request.options.tolerance):
         context.note("comparing the converted model with the model's own framework")
         _convert_and_compare(exact, runtime, model, request, context)
     store.touch(folder)
@@ -70,7 +70,7 @@ def _convert_and_compare(
         if problem is not None:
             raise ModelError("the model does not convert", received=problem, hint="another --runtime runs it as it is")
         setting = replace(own.decision.setting, runtime=runtime, model=file).placed(devices=own.placement.devices[:1])
-        contender.start(setting, own, options.tolerance, context, clock).engine.close()
+        contender.start(setting, own, options.tolerance, context, clock, is_asked_for=True).engine.close()
 
 
 def _convert(own: Started, model: ModelFile, folder: str, clock: Clock) -> str | None:

@@ -105,4 +105,4 @@ def expected_gains(model: str, own: str, device_kind: str, family: str) -> dict[
     if (own, device_kind) == ("tensorflow", "cpu"):
         entries = kinds.runtimes().items()
         usual = {name: entry.usual_gain[family] for name, entry in entries if family in entry.usual_gain}
-    return usual | store.found_before(model, device_kind, family)
+    return usual | store.found_before(model, own, device_kind, family)

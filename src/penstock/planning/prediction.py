@@ -42,6 +42,7 @@ def plan_of(result: SearchResult, started: Started, rows: int) -> Plan:
         start_s=round(result.start_s, 2),
         left=result.left,
         family=tuning.family(started.job.bindings),
+        parameters=started.signature.parameters,
         **_noise(started),
     )
     return plan.for_rows(rows)

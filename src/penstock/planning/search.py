@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from penstock.core import batching, kinds, tuning
 from penstock.core.figures import rate
-from penstock.core.plans import Choice, Plan, Trial
+from penstock.core.plans import Choice, Plan, Trial, own_of
 from penstock.core.protocols import Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
@@ -24,7 +24,7 @@ from penstock.jobs.run_context import RunContext
 from penstock.planning import contender, store
 from penstock.planning.candidates import Candidate, candidates
 from penstock.planning.clock import Clock, OutOfTime
-from penstock.planning.contender import WINDOW_S, Contender, choice_of
+from penstock.planning.contender import WINDOW_S, Contender
 from penstock.planning.outlook import LIGHT_START_S, LOOK_S, Outlook, expected_gains
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.devices.memory import available_bytes
@@ -135,9 +135,11 @@ class Search:
             self._finals_s = _FINALS_SHARE * self.clock.left
         self._climb_with_the_best()
         self._play_off()
+        self._drop_unsteady()
         if options.replicas_per_device is None and options.threads is None:
             self._split()
         self._look_again()
+        self._drop_unsteady()
         for best in self._best[:1]:
             self._tune_lanes(best)
 
@@ -176,11 +178,13 @@ class Search:
             )
         if not self._best:
             expected = self.started.rows_per_second()
-            why = "nothing could be measured: these are the rules of thumb"
-            choice = choice_of(self.started)
+            has_run = any(trial.is_eligible for trial in self.trials)
+            what = "what ran first failed later" if has_run else "nothing could be measured"
+            why = f"{what}: these are the rules of thumb"
+            choice = self.started.choice
             return SearchResult(choice, expected, self.started.start_s, self.trials, why, self._is_cut_short, left)
         best = self._best[0]
-        choice = best.contender.choice(best.point.batch_size, best.lanes)
+        choice = best.contender.setting.choice(best.point.batch_size, best.lanes)
         reason = self._reason(best, own)
         return SearchResult(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short, left)
 
@@ -286,9 +290,9 @@ class Search:
 
     def _is_worth_a_look(self, runtime: str) -> bool:
         """Whether a look at a runtime can be expected to save the job more time than it takes."""
-        own = max((trial.rows_per_s for trial in self.trials if trial.difference is None), default=0.0)
+        own = own_of(self.trials)
         best = max(self._best[0].rate if self._best else 0.0, self._rate_known)
-        return not own or self.outlook.is_worth_a_look(runtime, own, best, self.rows)
+        return own is None or self.outlook.is_worth_a_look(runtime, own.rows_per_s, best, self.rows)
 
     @property
     def _rate_known(self) -> float:
@@ -353,9 +357,9 @@ class Search:
         self._is_cut_short |= is_done is False
         self.trials += [climber.trial(point, lanes) for point, lanes in climber.points[known:]]
         knee = ladder.best
-        if knee is None and why is None:
-            why = "it takes more memory than --memory-fraction allows" if climber.points else "it could not be measured"
-        if why is not None:
+        if why is None and not climber.points:
+            why = "it could not be measured"
+        if why is not None and (name, why) not in [(trial.runtime, trial.rejected) for trial in self.trials]:
             self.trials.append(Trial(name, rejected=why))
         if knee is None:
             return None
@@ -411,6 +415,12 @@ class Search:
         if points is not None:
             best.point = Ladder(1, 1, best.contender.room_bytes, points).best or best.point
 
+    def _drop_unsteady(self) -> None:
+        """Leave out contenders that failed at what had run before: the job would, too."""
+        for each in [each for each in self._best if each.contender.is_unsteady]:
+            self._best.remove(each)
+            self._let_go(each.contender)
+
     def _split(self) -> None:
         """Try more replicas, with fewer threads each on a CPU, as long as that gains."""
         while self._best and (setting := self._halved(self._best[0].contender.setting)) is not None:
@@ -442,7 +452,8 @@ class Search:
         if measured is None:
             return None
         *points, best.point = measured
-        fastest = max(points, key=lambda point: point.rows_per_s)
+        points = [point for point in points if more.problem_of(point, lanes) is None]
+        fastest = max(points, key=lambda point: point.rows_per_s, default=Point(0))
         is_faster = fastest.rows_per_s >= (1 + tuning.LEAST_GAIN) * best.rate
         return _Best(more, fastest, lanes, best.ladder) if is_faster else None
 
@@ -471,8 +482,8 @@ class Search:
             ):
                 continue
             point = self._measured(best.contender, best.point.batch_size, lanes)
-            fits = point.memory_bytes <= (best.contender.room_bytes or point.memory_bytes)
-            if point.problem is None and fits and point.rows_per_s > (1 + tuning.LEAST_GAIN) * best.rate:
+            problem = best.contender.problem_of(point, lanes)
+            if problem is None and point.rows_per_s > (1 + tuning.LEAST_GAIN) * best.rate:
                 best.point, best.lanes = point, lanes
 
     def _in_turn(self, entries: Iterable[tuple[Contender, int, int]]) -> list[Point] | None:

@@ -25,9 +25,9 @@ from penstock.options.value_kinds import NO_PLAN
 from penstock.planning import contender, outlook, prediction, store
 from penstock.planning.candidates import Candidate, needs_conversion
 from penstock.planning.clock import Clock
-from penstock.planning.contender import choice_of
 from penstock.planning.conversion import PATIENCE_S, convert_if_needed
 from penstock.planning.search import Search
+from penstock.private_cache import in_use
 from penstock.runtimes.catalog import choose_runtime
 from penstock.runtimes.keras.live import LiveModel
 
@@ -163,7 +163,11 @@ class _PlannedStart:
     def _start(self, runtime: str | None, **settled: Any) -> Started:
         """Start the job on a runtime, or on the model's own; `settled` are other fields of its request."""
         file = convert_if_needed(runtime, self.model, self.request, self.step, self.context)
-        return bring_up.start(file, replace(self.request, **settled), self.context)
+        with contextlib.ExitStack() as held:
+            held.enter_context(in_use(file.location))
+            started = bring_up.start(file, replace(self.request, **settled), self.context)
+            started.held.push(held.pop_all())
+        return started
 
     def _start_by(self, plan: Plan) -> Started:
         """Start the job by a plan. A converted step is found by its model, whatever path the plan names."""
@@ -178,7 +182,7 @@ class _PlannedStart:
     def _start_soonest(self, plan: Plan) -> Started | None:
         """Start a short job on what is done sooner than the plan's choice; None where nothing is, or it does not run.
 
-        Only a plan that was found here is left for that, not one that was given.
+        A plan that the user gave is always followed.
         """
         soonest = self._soonest(plan) if self.options.plan is None else plan
         if soonest is plan:
@@ -193,23 +197,22 @@ class _PlannedStart:
 
     def _soonest(self, plan: Plan) -> Plan:
         """The plan for this job: of what can start at once, what is done soonest. A short job counts the start."""
-        device_kind, folder = self._devices()[0].kind, store.conversion_folder(self.step)
+        device, folder = self._devices()[0], store.conversion_folder(self.step)
         exact = replace(store.converted_model(self.model, folder), precision="model")
         ready = {
             trial.runtime
             for trial in plan.trials
             if not needs_conversion(self.model, trial.runtime)
             or (
-                store.is_whole(folder)
-                and store.is_agreed(folder, exact, trial.runtime, device_kind, self.options.tolerance)
+                store.is_whole(folder) and store.is_agreed(folder, exact, trial.runtime, device, self.options.tolerance)
             )
         }
         soonest = plan.for_rows(self._num_rows(plan.choice.batch_size)).soonest(ready)
         if soonest.choice.setting == plan.choice.setting:
             return plan
+        fastest, sooner = plan.choice.told_from(soonest.choice), soonest.choice.told_from(plan.choice)
         self.context.note(
-            f"plan: {plan.choice.runtime} is the fastest, but with its start {soonest.choice.runtime} is done sooner: "
-            f"about {soonest.seconds:.0f} s"
+            f"plan: {fastest} is the fastest, but with its start {sooner} is done sooner: about {soonest.seconds:.0f} s"
         )
         return soonest
 
@@ -258,13 +261,12 @@ class _PlannedStart:
     def _goes_on(self, plan: Plan, seconds: float) -> bool:
         """Whether it pays to try now what there was no time for when a plan was searched for."""
         kind, left = self._devices()[0].kind, ", ".join(plan.left)
-        own = next((trial for trial in plan.trials if trial.rows_per_s and trial.difference is None), None)
-        own_start_s = own.start_s if own is not None else 0.0
-        own_name = own.runtime if own is not None else plan.choice.runtime
+        own_start_s = plan.own.start_s if plan.own is not None else 0.0
+        own_name = plan.own.runtime if plan.own is not None else plan.choice.runtime
         gains = outlook.expected_gains(self.model.digest, own_name, kind, plan.family)
         tried = [Candidate(name, is_converted=needs_conversion(self.model, name)) for name in plan.left]
         folder = store.conversion_folder(self.step)
-        ahead = outlook.Outlook.of(tried, gains, own_start_s, None, folder)
+        ahead = outlook.Outlook.of(tried, gains, own_start_s, plan.parameters, folder)
         # The model's own framework has to be started and looked at first: others are compared with it.
         if ahead.budget(seconds, faster=plan.faster, first_s=own_start_s + outlook.LOOK_S).is_by_gain:
             self.context.note(f"plan: the search for it was cut short, and goes on now with {left}")
@@ -288,7 +290,7 @@ class _PlannedStart:
         computed_s = min(predicted_s, rows / started.rows_computed_per_second())
         budget = search.outlook.budget(predicted_s, computed_s=computed_s, faster=faster, first_s=outlook.LOOK_S)
         if not budget.seconds and self._cut_short is not None:
-            return self._switch_to(self._cut_short, started)
+            return self._switch_to(self._cut_short.for_rows(rows), started)
         if budget.seconds:
             why = f"the job would take about {predicted_s:.0f} s"
         else:
@@ -322,11 +324,10 @@ class _PlannedStart:
         assert isinstance(started.engine, Tunable)
         # Processes that failed while they were measured are not trusted with the job itself.
         if started.engine.is_up and not _has_failed(plan, started):
-            if plan.choice == choice_of(started):
+            if plan.choice == started.choice:
                 started.plan = plan
                 return started
-            saved_s = plan.rows / started.rows_per_second() - plan.rows / max(plan.rate_of(plan.choice), 1e-9)
-            if saved_s < plan.start_s:
+            if not plan.is_sooner_than(started.rows_per_second()):
                 self.context.note("plan: starting it would take longer than it saves here; it is kept for other jobs")
                 return started
         started.close()
@@ -375,9 +376,9 @@ class _PlannedStart:
 
 def _has_failed(plan: Plan, started: Started) -> bool:
     """Whether the job's present choice failed in the search for a plan."""
-    present = choice_of(started)
+    present = started.choice
     return any(
-        trial.rejected
+        trial.rejected and not trial.rows_per_s
         for trial in plan.trials
         if (trial.runtime, trial.replicas) == (present.runtime, present.replicas)
         and trial.threads in (0, present.threads)

@@ -24,7 +24,7 @@ from penstock.jobs import steps
 from penstock.options.records import PredictOptions
 from penstock.options.table import PlanKey
 from penstock.pool.devices.inventory import usable_cores
-from penstock.private_cache import CONVERTED, PLANS, cache_folder
+from penstock.private_cache import CONVERTED, PLANS, cache_folder, in_use, is_in_use
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
 from penstock.storage.disk import checksum_of_file, regular
 
@@ -34,6 +34,7 @@ _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
 _MOST_PLANS = 256
+_UNFINISHED = ".new-"
 _SHOWN = 3
 _LONGEST = 40
 _TOO_LONG = {"model": "this model", "columns": "these columns", "hardware": "these devices and cores"}
@@ -93,8 +94,8 @@ def describe_nearest(facts: Mapping[str, Any]) -> str | None:
     return f"plan: one is known for this model, but not for {', '.join(nearest[:_SHOWN])}{more}"
 
 
-def found_before(model: str, device_kind: str, family: str) -> dict[str, float]:
-    """How many times as fast as the model's own framework other runtimes were in earlier plans of this machine.
+def found_before(model: str, own: str, device_kind: str, family: str) -> dict[str, float]:
+    """How many times as fast as `own`, the model's own framework, other runtimes were in earlier plans of this machine.
 
     By plans for the same model where there are any, else by those for models whose rows look alike; medians.
     """
@@ -102,6 +103,8 @@ def found_before(model: str, device_kind: str, family: str) -> dict[str, float]:
     for plan in _plans():
         # A plan without a budget is of one look, at a size that may suit no runtime but the model's own.
         if plan.made_for.get("hardware", [[None]])[0][0] != device_kind or not plan.budget_s:
+            continue
+        if plan.own is None or plan.own.runtime != own:
             continue
         for known, fits in ((of_model, plan.made_for.get("model") == model), (of_family, plan.family == family)):
             for runtime, gain in plan.gains().items() if fits else ():
@@ -112,8 +115,7 @@ def found_before(model: str, device_kind: str, family: str) -> dict[str, float]:
 def _plans() -> Iterator[Plan]:
     """The plans in the cache, as far as they can be read; the latest, where there are many."""
     with contextlib.suppress(OSError):
-        entries = sorted(os.scandir(os.path.dirname(_plan_path(""))), key=lambda each: -each.stat().st_mtime)
-        for entry in entries[:_MOST_PLANS]:
+        for entry in _latest_first(os.path.dirname(_plan_path("")))[:_MOST_PLANS]:
             with contextlib.suppress(*_UNREADABLE):
                 yield _read(entry.path)
 
@@ -170,12 +172,25 @@ def save_plan(plan: Plan) -> None:
     with contextlib.suppress(OSError):
         os.makedirs(os.path.dirname(path), exist_ok=True)
         _write(path, json.dumps(plan.as_json(), indent=1))
+        _drop_oldest_plans(os.path.dirname(path))
+
+
+def _drop_oldest_plans(folder: str) -> None:
+    """Remove all but the latest plans, and what killed runs left."""
+    for place, entry in enumerate(_latest_first(folder)):
+        is_abandoned = entry.name.startswith(_UNFINISHED) and time.time() - entry.stat().st_mtime > _ABANDONED_S
+        if place >= _MOST_PLANS or is_abandoned:
+            os.remove(entry.path)
+
+
+def _latest_first(folder: str) -> list[os.DirEntry[str]]:
+    return sorted(os.scandir(folder), key=lambda entry: -entry.stat().st_mtime)
 
 
 def _write(path: str, text: str) -> None:
     """Replace a small file, whole or not at all."""
     folder = os.path.dirname(path)
-    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".new-", delete=False, encoding="utf-8") as file:
+    with tempfile.NamedTemporaryFile("w", dir=folder, prefix=_UNFINISHED, delete=False, encoding="utf-8") as file:
         try:
             file.write(text)
             file.flush()
@@ -238,24 +253,26 @@ def _checksum(path: str, size: int, mtime_ns: int) -> str:
     return checksum_of_file(path)
 
 
-def note_agreement(folder: str, model: ModelFile, runtime: str, device_kind: str, proof: Proof) -> None:
+def note_agreement(folder: str, model: ModelFile, runtime: str, device: Device, proof: Proof) -> None:
     """Note that a converted step answers as the model's own framework does on this runtime, but for a difference."""
     with contextlib.suppress(OSError):
-        _write(_agreement_path(folder, model, runtime, device_kind), f"{proof.difference!r} {proof.needed!r}")
+        _write(_agreement_path(folder, model, runtime, device), f"{proof.difference!r} {proof.needed!r}")
 
 
-def is_agreed(folder: str, model: ModelFile, runtime: str, device_kind: str, tolerance: float) -> bool:
+def is_agreed(folder: str, model: ModelFile, runtime: str, device: Device, tolerance: float) -> bool:
     """Whether `note_agreement` was called for it before, with a difference that the tolerance or noise allows."""
     try:
-        with open(_agreement_path(folder, model, runtime, device_kind), encoding="utf-8", opener=regular) as file:
+        with open(_agreement_path(folder, model, runtime, device), encoding="utf-8", opener=regular) as file:
             difference, needed = map(float, file.read().split())
         return (needed if tolerance >= LEAST_LOOSENED else difference) <= tolerance
     except _UNREADABLE:
         return False
 
 
-def _agreement_path(folder: str, model: ModelFile, runtime: str, device_kind: str) -> str:
-    return os.path.join(folder, f"agreed-{runtime}-{device_kind}-{model.precision}")
+def _agreement_path(folder: str, model: ModelFile, runtime: str, device: Device) -> str:
+    """Another processor or card may round otherwise: its name is a part of the note's."""
+    name = _digest({"name": device.name})[:8]
+    return os.path.join(folder, f"agreed-{runtime}-{device.kind}-{name}-{model.precision}")
 
 
 def touch(folder: str) -> None:
@@ -272,7 +289,8 @@ def staged(folder: str, is_whole: Callable[[str], object] = is_whole) -> Iterato
     _drop_oldest(parent)
     staging = tempfile.mkdtemp(prefix=".staging-", dir=parent)
     try:
-        yield staging
+        with in_use(staging):
+            yield staging
         # Another run may have written the same step first, and use it: then that one stays.
         if is_whole(staging) and not (os.path.isdir(folder) and is_whole(folder)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -303,8 +321,7 @@ def _drop_oldest(parent: str) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
     folders.sort(key=lambda entry: entry.stat().st_mtime)
     for entry in folders[: max(0, len(folders) - _KEPT_CONVERSIONS + 1)]:
-        # A job that runs by it may start a replica again.
-        if time.time() - entry.stat().st_mtime > _KEPT_S:
+        if time.time() - entry.stat().st_mtime > _KEPT_S and not is_in_use(entry.path):
             shutil.rmtree(entry.path, ignore_errors=True)
 
 

@@ -79,7 +79,7 @@ class Places:
     def __init__(self, most: int) -> None:
         self._most = self._given = most
         self._taken = 0
-        self._waiting = 0  # for being alone
+        self._waiting = 0  # threads that wait until no other batch holds a place
         self.is_closed = False
         self._changed = threading.Condition()
 

@@ -2,8 +2,11 @@
 
 JAX and TensorFlow find a step by all that decides it: the program, its shapes, and the flags of the compiler. Beside
 each file lies its digest, written once the file is whole: one that was cut short, altered or put there by somebody else
-is removed before the framework reads it, and made anew. Kernels are chosen without timing them (see
-`environment.xla_flags`), so a kept step and a new one give the same bits, and clearing the cache changes none.
+is removed before the framework reads it, and made anew. A file without a digest may be one that another process is
+writing, and stays for some minutes: only a process that found its name free signs it.
+
+Kernels are chosen without timing them (see `environment.xla_flags`), so a kept step and a new one give the same bits,
+and clearing the cache changes none.
 """
 
 import contextlib
@@ -29,6 +32,8 @@ _LEAST_FREE_BYTES = 1 << 30
 """A disk with less than this is left to the job: TensorFlow fails where it cannot write a step."""
 _MOST_BYTES = 4 << 30
 _RECENT_S = 3600.0
+_UNFINISHED_S = 600.0
+"""So long another process may take from its first file to its digests."""
 _JAX = {
     # Every program is kept, however short its compilation: dozens of small ones add up.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -40,6 +45,8 @@ _TF_FLAG = "--tf_xla_persistent_cache_directory="
 
 _folder: str | None = None
 """Where this process keeps its steps; None where it keeps none."""
+_found: frozenset[str] = frozenset()
+"""What others had in it when this process opened it."""
 
 
 def keep_jax_steps(runtime: str, model: ModelFile, device: Device) -> None:
@@ -71,7 +78,7 @@ def seal() -> None:
     with contextlib.suppress(OSError):
         for name in _files(_folder):
             path = os.path.join(_folder, name)
-            if not os.path.exists(path + _DIGEST):
+            if name not in _found and not os.path.exists(path + _DIGEST):
                 _write(path + _DIGEST, _digest(path))
 
 
@@ -89,8 +96,11 @@ def give_up(reason: str) -> bool:
 
 
 def _open(runtime: str, model: ModelFile, device: Device) -> str | None:
-    """The folder for the steps of a model, with only whole files in it; None where there is none to be had."""
-    global _folder
+    """The folder for the steps of a model; None where there is none to be had.
+
+    Its files are whole, but for those that another process may just be writing.
+    """
+    global _folder, _found
     folder = own_folder(COMPILED, _key(runtime, model, device))
     try:
         if folder is None or os.path.exists(os.path.join(folder, _UNUSABLE)):
@@ -98,9 +108,10 @@ def _open(runtime: str, model: ModelFile, device: Device) -> str | None:
         _drop_oldest(os.path.dirname(folder))
         if shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
             return None
-        for name in os.listdir(folder):
-            if not _is_whole(os.path.join(folder, name.removesuffix(_DIGEST))):
-                _remove(os.path.join(folder, name))
+        paths = [os.path.join(folder, name) for name in os.listdir(folder)]
+        for path in [path for path in paths if not _is_whole(path.removesuffix(_DIGEST)) and not _is_unfinished(path)]:
+            _remove(path)
+        _found = frozenset(_files(folder))
         os.utime(folder)
     except OSError:
         return None
@@ -137,6 +148,16 @@ def _is_whole(path: str) -> bool:
         with open(path + _DIGEST, encoding="ascii") as file:
             return is_own(path) and is_own(path + _DIGEST) and file.read() == _digest(path)
     except (OSError, ValueError):
+        return False
+
+
+def _is_unfinished(path: str) -> bool:
+    """Whether another process may just be writing this file: it is new, and a file without digest, or the reverse."""
+    file = path.removesuffix(_DIGEST)
+    try:
+        has_both = os.path.exists(file) and os.path.exists(file + _DIGEST)
+        return not has_both and is_own(path) and time.time() - os.stat(path).st_mtime < _UNFINISHED_S
+    except OSError:
         return False
 
 

@@ -81,6 +81,46 @@ def test_a_short_job_counts_the_start() -> None:
     assert STARTS.for_rows(4_000).soonest({*ready, "openvino"}).choice.runtime == "openvino"
 
 
+def test_what_is_done_sooner_has_its_own_rate_and_reason() -> None:
+    soonest = replace(STARTS, reason="1,000 rows/s, twice as fast as jax").for_rows(4_000).soonest({"onnx"})
+    assert (soonest.rows_per_s, soonest.start_s, soonest.seconds) == (800.0, 1.0, 6.0)
+    assert soonest.reason == "800 rows/s, and with its start done sooner than tensorflow"
+
+
+def test_two_choices_of_one_runtime_are_told_apart_by_what_differs() -> None:
+    one, other = Choice("openvino", 1024, 2, 1, 2), Choice("openvino", 8, 1, 2, 2)
+    assert one.told_from(other) == "openvino with batches of 1,024, 1 replica, 2 threads"
+    assert other.told_from(one) == "openvino with batches of 8, 2 replicas, 1 thread"
+    assert one.told_from(replace(one, lanes=3)) == "openvino with 2 in flight"
+    assert one.told_from(Choice("onnx", 8, 1)) == "openvino"
+    split = Trial("tensorflow", 32, 1, 2, rows_per_s=1500.0, start_s=1.0)
+    soonest = replace(STARTS, trials=(*STARTS.trials, split)).for_rows(4_000).soonest({"tensorflow"})
+    assert soonest.reason.endswith("done sooner than tensorflow with batches of 64, 1 replica, 2 threads")
+
+
+def test_what_took_too_much_memory_is_never_chosen() -> None:
+    """It ran, so there is a figure for it."""
+    greedy = Trial("onnx", 4096, 2, rows_per_s=5000.0, start_s=1.0, difference=1e-6, rejected="too much memory")
+    plan = replace(STARTS, trials=(*STARTS.trials, greedy)).for_rows(4_000)
+    assert plan.soonest({"onnx"}).choice == Choice("onnx", 32, 2)
+    assert plan.gains()["onnx"] == 0.8
+    assert not any("5,000" in line for line in str(plan).splitlines())
+    assert any("onnx: too much memory" in line for line in str(plan).splitlines())
+
+
+def test_starting_a_choice_must_save_more_than_it_takes() -> None:
+    """It runs 250 rows a second and starts in 3 s."""
+    assert PLAN.for_rows(1_000).is_sooner_than(100.0)  # 7 s in place of 10
+    assert not PLAN.for_rows(1_000).is_sooner_than(200.0)  # 7 s in place of 5
+    assert PLAN.for_rows(10_000).is_sooner_than(200.0)  # 43 s in place of 50
+
+
+def test_a_plan_of_before_that_has_no_parameters_is_read() -> None:
+    document = json.loads(json.dumps(PLAN.as_json()))
+    del document["parameters"]
+    assert plan_from_json(document, "plan.json") == PLAN
+
+
 def test_a_long_job_runs_on_what_is_fastest() -> None:
     assert STARTS.for_rows(100_000).soonest({"onnx", "openvino"}).choice == STARTS.choice
     # Nothing else is ready, or hardly anything would be saved.

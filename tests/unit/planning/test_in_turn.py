@@ -48,6 +48,11 @@ def test_it_takes_a_third_of_the_time_at_most_but_looks_once(seconds: float, rou
     assert seconds - clock.now == 2 * rounds
 
 
+def test_what_fails_after_it_ran_gives_no_answer() -> None:
+    clock, looks = Watch(100.0), iter([Point(1, 5.0), Point(10, 50.0), Point(1, 5.0), Point(10, problem="it died")])
+    assert in_turn(ENTRIES, lambda contender, size, lanes: next(looks), clock) is None
+
+
 def test_what_fails_gives_no_answer() -> None:
     clock = Watch(100.0)
     assert in_turn(ENTRIES, lambda contender, size, lanes: Point(size, problem="it died"), clock) is None

@@ -41,6 +41,8 @@ def test_what_was_sealed_is_kept_and_everything_else_is_removed() -> None:
     (folder / "foreign-cache").write_bytes(b"program")
     (folder / "link-cache").symlink_to(folder / "whole-cache")
     (folder / "gone-cache.sha256").write_text("00")
+    for name in ("foreign-cache", "gone-cache.sha256"):
+        os.utime(folder / name, (0, 0))
     assert jax_folder() == folder
     assert sorted(os.listdir(folder)) == ["whole-cache", "whole-cache.sha256"]
 
@@ -53,6 +55,21 @@ def test_a_damaged_file_is_sealed_again_once_it_was_made_anew() -> None:
         (folder / "a-cache").write_bytes(b"")
         jax_folder()
         assert os.listdir(folder) == []
+
+
+def test_what_another_process_is_writing_is_neither_removed_nor_signed() -> None:
+    folder = jax_folder()
+    (folder / "half-cache").write_bytes(b"prog")
+    (folder / "other-cache.77.sha256").write_text("00")
+    jax_folder()  # another process starts
+    (folder / "own-cache").write_bytes(b"program")
+    kept_steps.seal()
+    names = ["half-cache", "other-cache.77.sha256", "own-cache", "own-cache.sha256"]
+    assert sorted(os.listdir(folder)) == names
+    os.utime(folder / "half-cache", (0, 0))  # whoever wrote it was killed
+    os.utime(folder / "other-cache.77.sha256", (0, 0))
+    jax_folder()
+    assert sorted(os.listdir(folder)) == names[2:]
 
 
 def test_models_versions_and_devices_have_folders_of_their_own() -> None:

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from penstock.core.agreement import Strangers
+from penstock.core.agreement import NANS, Strangers
 from penstock.core.protocols import Looping, Replica
 from penstock.core.records import Array, Columns
 from penstock.errors import PenstockError
 
 _STRANGER = 1 << 24
 """An id that hardly any table has, and a length that memory still holds."""
-_NANS = "rows with NaN"
 _ROWS = 8
 """How many answers of each kind are kept."""
 _MOST_AXES = 3
@@ -26,7 +25,7 @@ def answer_strangers(replica: Replica, first_rows: Columns) -> dict[str, Strange
     """
     found: dict[str, Strangers] = {}
     for kind, batch in _strange(first_rows):
-        if kind == _NANS and isinstance(replica, Looping) and replica.has_loops(batch):
+        if kind == NANS and isinstance(replica, Looping) and replica.has_loops(batch):
             continue  # a loop that ends when numbers are small enough never ends with these
         try:
             answers = replica.predict(batch)
@@ -46,7 +45,7 @@ def _strange(first_rows: Columns) -> Iterator[tuple[str, Columns]]:
     if ids:
         yield "numbers that are out of range", first_rows | {name: _out_of_range(first_rows[name]) for name in ids}
     if floats:
-        yield _NANS, first_rows | {name: _with_nan(first_rows[name]) for name in floats}
+        yield NANS, first_rows | {name: _with_nan(first_rows[name]) for name in floats}
 
 
 def _out_of_range(array: Array) -> Array:

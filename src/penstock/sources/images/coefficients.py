@@ -1,6 +1,6 @@
-"""Resizing as sums: of which pixels each place of a row and of a column is made, and by which weights.
+"""Resizing as sums, for each output pixel of a row or a column: which input pixels, and with which weights.
 
-A GPU resizes by these, with the same sums for every library. Crops and borders are in the weights: those of a place
+A GPU resizes by these, with the same sums for every library. Crops and borders are in the weights: those of a pixel
 that stays black are all zero. Pillow and torch weigh in whole numbers and have bytes between the two directions; OpenCV
 weighs between two pixels in short ones; the others have floats. Pixels are within 1 of what `resizing.place` gives.
 """

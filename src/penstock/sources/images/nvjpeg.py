@@ -97,10 +97,10 @@ class PlaneDecoder:
         assert addresses.dtype == sizes.dtype == np.uint64
         assert planes.dtype == PLANES
         self._given = (addresses, sizes, planes)  # who knows for how long they are read
-        if len(sizes) != self._made_for:
+        made_for, self._made_for = self._made_for, 0
+        if len(sizes) != made_for:
             threads = 1
             self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, len(sizes), threads, _TO_PLANES)
-        self._made_for = 0
         given = [ctypes.c_void_p(each.ctypes.data) for each in self._given]
         self._call("nvjpegDecodeBatched", self._handle, self._state, *given, ctypes.c_void_p(stream))
         self._made_for = len(sizes)
