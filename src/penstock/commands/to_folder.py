@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.commands import appending
+from penstock.commands import appending, small_files
 from penstock.commands.folder_job import FolderJob, fingerprint, other_job
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
@@ -36,7 +36,7 @@ from penstock.jobs.settled import (
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
-from penstock.sources.files.paths import NoRows
+from penstock.sources.files.paths import NoRows, is_url
 from penstock.storage import stored_spans
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord, failed_by_node, rows_in
@@ -50,6 +50,7 @@ from penstock.storage.ledger import (
     tidy,
 )
 from penstock.storage.manifest import (
+    ARE_OTHERS,
     IS_NEW,
     Manifest,
     NodeKind,
@@ -212,17 +213,41 @@ def check_same_job(task: FolderJob, existing: Manifest, records: list[PartRecord
             received=f"{task.output}: other data",
             hint="choose another --output, or --overwrite to remove that job",
         )
-    files = changed_files(existing, task.source.fragments())
-    for path, how in files.items():
-        if how is not None:
-            raise unchanged.changed(path, how, appending.NEW_FILES if how == IS_NEW else unchanged.WHAT_TO_DO)
+    try:
+        _check_input(task, existing, records)
+    except InputError as error:
+        if error.hint == unchanged.WHAT_TO_DO and is_finished(existing, records) and any(r.failed for r in records):
+            error.hint = f"where only files of failed rows were mended: penstock retry {task.output}; else {error.hint}"
+        raise
+    return mark
+
+
+def _check_input(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
+    """Check that the files of a job differ at most in their times from those that it began with.
+
+    Raises:
+        InputError: One of them changed.
+    """
     digests = {span: digest for record in records for span, digest in record.digests.items()}
     committed = (span for record in records for span in existing.spans[record.first_span : record.stop_span])
     source = steps.select_rows(task.source, task.options)
     if existing.recipe.state == VARIABLES:
         source = states.in_whole_batches(source)  # its spans are whole batches
-    unchanged.compare(source, committed, digests, existing.columns, set(files))
-    return mark
+
+    def compare(touched: Collection[str]) -> None:
+        unchanged.compare(source, committed, digests, existing.columns, touched)
+
+    files = changed_files(existing, task.source.fragments())
+    for path, how in files.items():
+        if how == ARE_OTHERS:
+            renamed = small_files.find_renamed(existing, task.source)
+            if renamed is not None:
+                raise renamed
+            if not is_url(path):
+                compare(small_files.of_changed_fragments(existing, task.source))
+        if how is not None:
+            raise unchanged.changed(path, how, appending.NEW_FILES if how == IS_NEW else unchanged.WHAT_TO_DO)
+    compare(set(files))
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
