@@ -99,7 +99,7 @@ class Summary:
             for name, value in self.where.items()
             if value >= _LEAST_SHARE * spent
         ]
-        lines.append("thread time: " + ", ".join(shares))
+        lines.append("time of all threads: " + ", ".join(shares))
         if self.bottleneck:
             lines.append(self.bottleneck)
         if self.trace is not None:

@@ -88,7 +88,7 @@ def test_line_says_how_far_how_fast_how_long_and_who_is_busy() -> None:
     text = line(meter_with(1000, committed=500), total=4000, before=1000, rate=100.0)
     assert text == (
         "2,000 of 4,000 rows (50%), 100 rows/s, 20 s left, 1,500 committed, cpu:0 busy 75%; "
-        "computing-bound: computing took 75% of the model's time"
+        "computing-bound: computing took 75% of the time of the model's threads"
     )
 
 
