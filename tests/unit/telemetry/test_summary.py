@@ -74,6 +74,12 @@ def test_summary_of_a_resumed_job_says_what_was_there() -> None:
     assert "5,000 rows of the input were done before this run" in str(Summary(**{**vars(DONE), "rows_before": 5000}))
 
 
+def test_summary_of_a_retry_says_how_many_failed_rows_have_answers_now() -> None:
+    text = str(Summary(**{**vars(DONE), "failed": 1, "rows_before": 11_996, "retried": 4}))
+    assert "3 of 4 failed rows have answers now\n" in text
+    assert "12.3 s: 2.5 s to start\n" in text, "a rate of 4 rows says nothing"
+
+
 def test_slow_jobs_show_a_fraction() -> None:
     assert "1.5 rows/s" in str(Summary(**{**vars(DONE), "rows_per_s": 1.46}))
 
