@@ -68,6 +68,7 @@ from penstock.telemetry.summary import Summary
 from penstock.telemetry.trace import trace_to
 
 _MOST_TOLD = 5
+_NO_STREAM_GOES_ON = "a stream cannot be resumed: begin again with another output, or with --overwrite"
 
 
 def run(task: FolderJob, progress: Progress, began: float, make_run: MakeRun | None = None) -> Summary:
@@ -322,8 +323,8 @@ class Run:
     """The kind of machine by whose recipe parts are built; empty for the one that is nearest to this machine."""
     only: Collection[int] | None = None
     """The parts that are built; None for all."""
-    stopped_hint: str | None = None
-    """What a user does after an interruption, once rows are predicted; before, there may be another job or none."""
+    stopped_hint: str = "run the same command again"
+    """What a user does after an interruption. Once rows are predicted it is the way on; before, there may be no job."""
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
@@ -463,7 +464,7 @@ class Run:
 
     def begin_progress(self, manifest: Manifest, rows_before: int) -> None:
         """Measure and show the run from now on: rows are predicted."""
-        self.stopped_hint = self._way_on(manifest) if self.task.source.traits.is_resumable else None
+        self.stopped_hint = self._way_on(manifest) if self.task.source.traits.is_resumable else _NO_STREAM_GOES_ON
         self.meter.begin()
         self.progress.begin(self.meter, manifest.rows, rows_before)
 
@@ -491,7 +492,7 @@ class Run:
             raise Interrupted.by_signal(
                 stop.signal_number,
                 f"stopped with {rows:,} rows committed",
-                hint="a stream cannot be resumed: begin again with another output, or with --overwrite",
+                hint=_NO_STREAM_GOES_ON,
             )
         ended = replace(manifest, streamed=(records[-1].stop_span if records else 0, rows))
         with output_errors():
