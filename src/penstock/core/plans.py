@@ -329,6 +329,14 @@ def _differences_in_words(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
+def left_out_in_words(plan: Plan) -> str:
+    """The runtimes that were not measured, and why: `jax (it died); torch (not installed: …)`. Those alike are one."""
+    measured = {trial.runtime for trial in plan.trials if trial.rows_per_s}
+    why = {trial.runtime: trial.rejected for trial in plan.trials if trial.rejected and trial.runtime not in measured}
+    reasons = dict.fromkeys(why.values())
+    return "; ".join(f"{', '.join(name for name in why if why[name] == reason)} ({reason})" for reason in reasons)
+
+
 def _left_in_words(plan: Plan) -> str:
     return f", without {', '.join(plan.left)}" if plan.left else ""
 

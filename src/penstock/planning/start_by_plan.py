@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core import tuning
 from penstock.core.agreement import CHECKED_ROWS
-from penstock.core.plans import Plan
+from penstock.core.plans import Plan, left_out_in_words
 from penstock.core.protocols import Source, Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.state import NONE
@@ -307,6 +307,9 @@ class _PlannedStart:
         began = time.perf_counter()
         plan = self._search(search, budget.seconds, notes)
         self.context.note(f"plan: {plan.reason}")
+        left_out = left_out_in_words(plan)
+        if left_out:
+            self.context.note(f"plan: left out: {left_out}")
         started = self._switch_to(plan, started)
         started.search_s = time.perf_counter() - began
         return started
