@@ -129,6 +129,8 @@ def test_inspect_model_and_input(models: Path, digits: Path, penstock_run: Penst
 
 def test_inspect_lists_the_signatures_of_a_saved_model(models: Path, penstock_run: Penstock) -> None:
     found = json.loads(penstock_run("inspect", models / "two_signatures", "--signature", "project", "--json").stdout)
+    assert set(found["runtimes_by_conversion"]) == {"onnx", "openvino"}
+    assert not {"onnx", "openvino"} & set(found["runtimes"])
     assert found["signature"] == "project"
     other = {"signature": "double", "inputs": {"x": "float32[4]"}, "outputs": {"doubled": "float32[4]"}}
     assert found["other_signatures"] == {"double": other}
@@ -170,7 +172,11 @@ def test_devices_say_which_cores_are_near(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_dry_run_writes_nothing(light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path) -> None:
-    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", "--dry-run")
+    job = ("predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", "--dry-run")
+    searches = "a long job searches first: a faster runtime"
+    assert searches not in penstock_run(*job, "--plan", "off").stdout
+    ran = penstock_run(*job)
+    assert searches in ran.stdout
     assert ran.returncode == 0, ran.stderr
     assert "would read 20,000 rows of 4 files" in ran.stdout
     assert not (tmp_path / "out").exists()

@@ -102,7 +102,7 @@ class _PlannedStart:
             store.forget(broken)  # only now: where nothing runs, it is not the plan's fault
         try:
             notes = self._compare_precision(started)
-            may_search = may_search and not started.is_streamed and started.job.state == NONE
+            may_search = may_search and can_search(started)
             return self._search_if_long(started, notes) if may_search else started
         except BaseException:
             started.close()
@@ -276,10 +276,6 @@ class _PlannedStart:
 
     def _search_if_long(self, started: Started, notes: tuple[str, ...]) -> Started:
         """Search for a plan and run the job by it; the job stays as it is where it is short, or nothing is better."""
-        options = started.options
-        is_split = options.threads is not None or options.devices.cpu_replicas is not None
-        if None not in (options.runtime, options.batch_size) and is_split:
-            return started
         rows = self._num_rows(started.job.batch_size)
         search = Search(self.step, started, rows, self.context, is_for_job=True, known=self._cut_short)
         predicted_s, faster = rows / started.rows_per_second(), 1.0
@@ -374,6 +370,15 @@ class _PlannedStart:
         note += f"; {proof.problem}" if proof.problem is not None else ""
         self.context.note(note)
         return (note,)
+
+
+def can_search(started: Started) -> bool:
+    """Whether a search could change how the job runs, if it is long enough for one."""
+    options = started.options
+    is_split = options.threads is not None or options.devices.cpu_replicas is not None
+    is_pinned = None not in (options.runtime, options.batch_size) and is_split
+    is_open = options.plan is None and started.plan is None and not is_pinned
+    return is_open and not started.is_streamed and started.job.state == NONE
 
 
 def _has_failed(plan: Plan, started: Started) -> bool:
