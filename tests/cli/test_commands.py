@@ -21,7 +21,8 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
-from penstock.cli.commands import main
+from penstock.cli.commands import main, predict
+from penstock.cli.flags import plan_command
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, run_penstock, summary_of
 
 
@@ -219,6 +220,13 @@ def test_help_cuts_no_sentence_and_begins_with_what_is_used_most() -> None:
     assert flags[:3] == ["-o,", "--input", "--keep"]
     assert all(f"\n  {flag} " not in others for flag in flags), "each option is shown once"
     assert "--overwrite" in others.partition("Other options:")[2]
+
+
+def test_command_that_searches_for_a_plan_has_what_was_given_to_predict() -> None:
+    given = ["m.keras", "a b/*.csv", "--input", "x=a,b", "--input", "z=c", "--threads", "2"]
+    others = ["-o", "out", "--overwrite", "--quiet", "--trace", "t.json"]
+    with predict.make_context("predict", [*given, *others]) as context:
+        assert shlex.split(plan_command(context)) == ["penstock", "plan", *given]
 
 
 def test_line_that_inspect_prints_runs_the_model(

@@ -162,7 +162,7 @@ def _execute(
         graceful(progress.note) as stop,
     ):
         meter = Meter(trace)
-        context = RunContext(log, stop, progress.note, task.is_verbose, meter)
+        context = RunContext(log, stop, progress.note, task.is_verbose, meter, task.plan_command)
         made = make_run(task, place, progress, began, context, meter, altered)
         try:
             return made.execute(existing, is_append=is_append)

@@ -296,7 +296,11 @@ class _PlannedStart:
         if not budget.seconds:
             short = f"rules of thumb, as about {predicted_s:.1f} s of work are too short for a search"
             is_slow_to_start = started.start_s > predicted_s and search.outlook.has_light
-            later = f"; after `penstock plan`, such jobs may start without {started.recipe.runtime}"
+            most = f"{tuning.MOST_SEARCH_S / 60:.0f} minutes"
+            later = (
+                f"; such jobs may start sooner, without {started.recipe.runtime}, after a search of at most {most}: "
+                f"{self.context.plan_command}"
+            )
             self.context.note(f"plan: {short}{later if is_slow_to_start else ''}")
             return started
         self.context.note(f"plan: searching for about {budget.seconds:.0f} s; {why}")
