@@ -18,8 +18,8 @@ _LEAST_SAVED = 0.1
 _MOST = {"batch_size": 1 << 24, "threads": 1 << 12, "replicas": 1 << 10, "lanes": 64}
 
 _HEADINGS = (
-    ("", "runtime", "batch", "replicas", "in", "rows/s", "start", "memory", "differs"),
-    ("", "", "rows", "× threads", "flight", "", "s", "MB", "by"),
+    ("  runtime", "batch", "replicas", "in", "rows/s", "start", "memory", "differs"),
+    ("", "rows", "×threads", "flight", "", "s", "MB", "by"),
 )
 
 _Setting = tuple[str, int, int, int, int]
@@ -290,7 +290,7 @@ def _fastest_of_each(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     cells = [
-        cell.ljust(width) if place < 2 else cell.rjust(width)
+        cell.rjust(width) if place else cell.ljust(width)
         for place, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
     return "  ".join(cells).rstrip()
@@ -298,8 +298,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _cells(trial: Trial, plan: Plan) -> tuple[str, ...]:
     return (
-        "►" if _is_chosen(trial, plan) else "",
-        trial.runtime,
+        f"{'►' if _is_chosen(trial, plan) else ' '} {trial.runtime}",
         f"{trial.batch_size:,}",
         f"{trial.replicas} × {trial.threads}",
         str(trial.lanes),

@@ -61,7 +61,7 @@ def test_people_see_which_row_was_chosen_and_why_others_were_not() -> None:
 
 def test_table_fits_80_columns_and_says_what_its_last_column_means() -> None:
     trials = (
-        Trial("tensorflow", 65_536, 2, 1, 2, 123_456.0, 10 << 30, 100.1),
+        Trial("tensorflow", 65_536, 2, 1, 2, 16_471_318.0, 10 << 30, 100.1),
         Trial("tensorflow-xla", 4, 2, 2, 2, 35.3, 847 << 20, 7.0, 6.3e-6, allowed=1e-4),
         Trial("openvino", 8, 2, 1, 2, 250.0, 1 << 28, 1.0, 2e-4, allowed=3e-4),
         Trial("onnx", 8, 2, 1, 2, 250.0, 1 << 28, 1.0, 0.0, allowed=1e-4),
