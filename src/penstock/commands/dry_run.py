@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from penstock.commands import appending, to_folder
+from penstock.commands import appending, same_job, to_folder
 from penstock.commands.folder_job import FolderJob, make_task
 from penstock.commands.inspect import num_files
 from penstock.core.figures import counted
@@ -110,7 +110,7 @@ def _grown(task: FolderJob, place: Place, before: Manifest) -> tuple[appending.A
     records = committed_records(place, before)
     appending.check_job(task, before)
     arranged = appending.arrange(task, before)
-    to_folder.check_same_job(arranged.task, before, records)
+    same_job.check(arranged.task, before, records)
     if not is_finished(before, records) and len(before.generations) == 1:
         raise appending.unfinished(task.output)
     return arranged, before.rows - sum(record.rows + record.failed for record in records)

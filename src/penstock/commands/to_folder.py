@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.commands import appending, small_files
-from penstock.commands.folder_job import FolderJob, fingerprint, other_job
+from penstock.commands import appending, same_job
+from penstock.commands.folder_job import FolderJob, fingerprint
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
 from penstock.core.failure_limit import exceeds, too_many
@@ -18,7 +18,7 @@ from penstock.core.protocols import FileGone
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
 from penstock.errors import DeviceError, InputError, Interrupted, OutputError, PenstockError
-from penstock.jobs import output_columns, states, steps
+from penstock.jobs import output_columns
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
@@ -36,7 +36,7 @@ from penstock.jobs.settled import (
 from penstock.jobs.writing import FailureLimit, Writer
 from penstock.planning import start_by_plan
 from penstock.sources.files import unchanged
-from penstock.sources.files.paths import NoRows, is_url
+from penstock.sources.files.paths import NoRows
 from penstock.storage import stored_spans
 from penstock.storage.disk import output_errors
 from penstock.storage.journal import PartRecord, failed_by_node, rows_in
@@ -50,11 +50,8 @@ from penstock.storage.ledger import (
     tidy,
 )
 from penstock.storage.manifest import (
-    ARE_OTHERS,
-    IS_NEW,
     Manifest,
     NodeKind,
-    changed_files,
     has_job,
     is_fresh,
     load_manifest,
@@ -180,7 +177,7 @@ def _same_job(
         OutputError: It is another job.
         InputError: The input is another one.
     """
-    mark = check_same_job(task, existing, records)
+    mark = same_job.check(task, existing, records)
     if existing.fingerprint == mark:
         return existing
     progress.note("the input was touched since the job began; what was read of it is the same: going on")
@@ -188,67 +185,6 @@ def _same_job(
     with output_errors():
         touched.save(place)
     return touched
-
-
-def check_same_job(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> str:
-    """Check that a job differs from the one in the folder at most in the times of its input files.
-
-    The bytes that were read are compared by their digests. The rest is read as it is now.
-
-    Returns:
-        The fingerprint of the job: another one than that in the folder, where its input was touched.
-
-    Raises:
-        OutputError: It is another job.
-        InputError: The input is another one.
-    """
-    mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
-    if existing.fingerprint == mark:
-        return mark
-    is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
-    if not is_same:
-        raise other_job(task.output, existing.request, task.request, "predict", is_resumed=task.is_resumed)
-    if not task.source.paths:
-        raise OutputError(
-            "the output folder holds another job",
-            received=f"{task.output}: other data",
-            hint="choose another --output, or --overwrite to remove that job",
-        )
-    try:
-        _check_input(task, existing, records)
-    except InputError as error:
-        if error.hint == unchanged.WHAT_TO_DO and is_finished(existing, records) and any(r.failed for r in records):
-            error.hint = f"where only files of failed rows were mended: penstock retry {task.output}; else {error.hint}"
-        raise
-    return mark
-
-
-def _check_input(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
-    """Check that the files of a job differ at most in their times from those that it began with.
-
-    Raises:
-        InputError: One of them changed.
-    """
-    digests = {span: digest for record in records for span, digest in record.digests.items()}
-    committed = (span for record in records for span in existing.spans[record.first_span : record.stop_span])
-    source = steps.select_rows(task.source, task.options)
-    if existing.recipe.state == VARIABLES:
-        source = states.in_whole_batches(source)  # its spans are whole batches
-
-    def compare(touched: Collection[str]) -> None:
-        unchanged.compare(source, committed, digests, existing.columns, touched)
-
-    files = changed_files(existing, task.source.fragments())
-    for path, how in files.items():
-        if how == ARE_OTHERS:
-            renamed = small_files.find_renamed(existing, task.source)
-            if renamed is not None:
-                raise renamed
-            if not is_url(path):
-                compare(small_files.of_changed_fragments(existing, task.source))
-        if how is not None:
-            raise unchanged.changed(path, how, appending.NEW_FILES if how == IS_NEW else unchanged.WHAT_TO_DO)
-    compare(set(files))
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
