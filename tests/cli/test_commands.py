@@ -227,6 +227,8 @@ def test_command_that_searches_for_a_plan_has_what_was_given_to_predict() -> Non
     others = ["-o", "out", "--overwrite", "--quiet", "--trace", "t.json"]
     with predict.make_context("predict", [*given, *others]) as context:
         assert shlex.split(plan_command(context)) == ["penstock", "plan", *given]
+    with predict.make_context("predict", ["m.keras", *(f"{number}.jpg" for number in range(1000))]) as context:
+        assert plan_command(context) == "penstock plan MODEL INPUT"
 
 
 def test_line_that_inspect_prints_runs_the_model(

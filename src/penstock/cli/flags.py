@@ -28,6 +28,10 @@ _NOT_OF_PLANS = ("plan", "trace")
 """Options that a search for a plan refuses."""
 
 
+_MOST_ARGUMENTS = 9
+"""The shell expands globs: a command with thousands of files is too long to show."""
+
+
 class _OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in older versions
     """One of some names, which are looked up when the help, a completion or a value needs them."""
 
@@ -157,7 +161,7 @@ def plan_command(context: click.Context) -> str:
     for param in context.command.params:
         value = context.params[str(param.name)]
         if isinstance(param, click.Argument):
-            words += value
+            words += value if len(value) <= _MOST_ARGUMENTS else ("MODEL", "INPUT")
         elif param.name in OPTIONS and param.name not in _NOT_OF_PLANS and _is_given(context, param):
             words += _flags(param, value)
     return shlex.join(map(str, words))
