@@ -21,7 +21,8 @@ import pytest
 from click.testing import CliRunner
 
 import penstock
-from penstock.cli.commands import main
+from penstock.cli.commands import main, predict
+from penstock.cli.flags import plan_command
 from tests.conftest import ENVIRONMENT, Penstock, journal_length, penstock_command, run_penstock, summary_of
 
 
@@ -129,6 +130,8 @@ def test_inspect_model_and_input(models: Path, digits: Path, penstock_run: Penst
 
 def test_inspect_lists_the_signatures_of_a_saved_model(models: Path, penstock_run: Penstock) -> None:
     found = json.loads(penstock_run("inspect", models / "two_signatures", "--signature", "project", "--json").stdout)
+    assert set(found["runtimes_by_conversion"]) == {"onnx", "openvino"}
+    assert not {"onnx", "openvino"} & set(found["runtimes"])
     assert found["signature"] == "project"
     other = {"signature": "double", "inputs": {"x": "float32[4]"}, "outputs": {"doubled": "float32[4]"}}
     assert found["other_signatures"] == {"double": other}
@@ -170,7 +173,11 @@ def test_devices_say_which_cores_are_near(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_dry_run_writes_nothing(light_models: Path, digits: Path, penstock_run: Penstock, tmp_path: Path) -> None:
-    ran = penstock_run("predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", "--dry-run")
+    job = ("predict", light_models / "digits.onnx", digits, "--output", tmp_path / "out", "--dry-run")
+    searches = "a long job searches first: a faster runtime"
+    assert searches not in penstock_run(*job, "--plan", "off").stdout
+    ran = penstock_run(*job)
+    assert searches in ran.stdout
     assert ran.returncode == 0, ran.stderr
     assert "would read 20,000 rows of 4 files" in ran.stdout
     assert not (tmp_path / "out").exists()
@@ -213,6 +220,15 @@ def test_help_cuts_no_sentence_and_begins_with_what_is_used_most() -> None:
     assert flags[:3] == ["-o,", "--input", "--keep"]
     assert all(f"\n  {flag} " not in others for flag in flags), "each option is shown once"
     assert "--overwrite" in others.partition("Other options:")[2]
+
+
+def test_command_that_searches_for_a_plan_has_what_was_given_to_predict() -> None:
+    given = ["m.keras", "a b/*.csv", "--input", "x=a,b", "--input", "z=c", "--threads", "2"]
+    others = ["-o", "out", "--overwrite", "--quiet", "--trace", "t.json"]
+    with predict.make_context("predict", [*given, *others]) as context:
+        assert shlex.split(plan_command(context)) == ["penstock", "plan", *given]
+    with predict.make_context("predict", ["m.keras", *(f"{number}.jpg" for number in range(1000))]) as context:
+        assert plan_command(context) == "penstock plan MODEL INPUT"
 
 
 def test_line_that_inspect_prints_runs_the_model(

@@ -8,6 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -183,6 +184,7 @@ def test_place_is_absent_until_it_is_locked(output: str) -> None:
     place = place_of(output)
     with place.lock():
         assert place_of(output).holder() is not None
+        assert time.time() - 3600 < place_of(output).held_since() < time.time() + 1
         with place.log():
             pass
         place.leave_no_trace(existed=False)

@@ -139,5 +139,28 @@ def test_photos_that_were_touched_are_told_from_those_that_were_replaced(
     (photos / "6.bmp").write_bytes(b"BM")
     ran = penstock_run(*arguments)
     assert ran.returncode == 5
-    assert f"the input changed since the job began: {photos / '0.bmp'} and " in ran.stderr
-    assert "received: files were added or removed" in ran.stderr
+    assert f"the input changed since the job began: {photos / '6.bmp'}" in ran.stderr
+    assert "received: it was not there then" in ran.stderr
+
+
+def test_photo_of_another_size_is_named_and_mended_ones_are_for_retry(
+    light_models: Path, penstock_run: Penstock, tmp_path: Path
+) -> None:
+    photos, output = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for number in range(20):
+        Image.fromarray(np.full((32, 32, 3), number, np.uint8)).save(photos / f"{number:02d}.bmp")
+    whole = (photos / "09.bmp").read_bytes()
+    (photos / "09.bmp").write_bytes(b"no photo")
+    arguments = ["predict", light_models / "colour.onnx", photos, "--output", output]
+    assert penstock_run(*arguments).returncode == 3
+    (photos / "09.bmp").write_bytes(whole)
+    ran = penstock_run(*arguments)
+    assert ran.returncode == 5
+    assert f"the input changed since the job began: {photos / '09.bmp'}\n" in ran.stderr
+    assert "received: other bytes than those that row 9 was predicted from" in ran.stderr
+    assert f"hint: where only files of failed rows were mended: penstock retry {output}; else put" in ran.stderr
+    (photos / "12.bmp").unlink()
+    ran = penstock_run(*arguments)
+    assert f"the input changed since the job began: {photos / '12.bmp'}\n" in ran.stderr
+    assert "received: it is not there any more" in ran.stderr

@@ -85,7 +85,7 @@ def test_notebook(code: str, tmp_path: Path) -> None:
     assert any(ANSWERED in str(output) for output in outputs)
     shown = [output["data"].get("text/html", "") for output in outputs if "data" in output]
     assert any("<progress" in html and "rows" in html for html in shown)
-    assert any(html.startswith("<table>") and "thread time" in html for html in shown)
+    assert any(html.startswith("<table>") and "time of all threads" in html for html in shown)
     assert_written(tmp_path / "out")
 
 

@@ -207,7 +207,7 @@ def test_stop_while_the_model_loads_leaves_the_job_that_was_to_be_replaced_and_d
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "stopped before the first row" in errors
+    assert "stopped before the first row\nhint: run the same command again" in errors
     assert "resume" not in errors
     assert_all_rows(output)
 

@@ -351,6 +351,7 @@ def test_a_short_job_is_not_searched_for_and_says_so(
     ran = penstock_run(*job, environment=none)
     assert ran.returncode == 0, ran.stderr
     assert "too short for a search" in ran.stderr
+    assert f"penstock plan {models / 'digits.keras'} {digits} --limit 1000\n" in ran.stderr
     assert not (tmp_path / "none").exists()
 
 

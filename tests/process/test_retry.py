@@ -63,7 +63,7 @@ def test_mended_rows_are_put_into_their_parts(light_models: Path, tmp_path: Path
 
     write_rows(data / "0.csv", {130: "still wrong"})  # other sizes: every later row lies elsewhere in the file
     summary = penstock.retry(output, progress=False)
-    assert (summary.rows, summary.failed) == (2 * ROWS - 1, 1)
+    assert (summary.rows, summary.failed, summary.retried) == (2 * ROWS - 1, 1, 4)
     assert "still wrong" in failed_rows(output)[130]
     assert {path: path.stat().st_mtime_ns for path in untouched} == untouched
     assert penstock.verify(output)["is_whole"]

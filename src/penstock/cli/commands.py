@@ -24,6 +24,7 @@ from penstock.cli.flags import (
     job_options,
     options_from_flags,
     output_options,
+    plan_command,
     some_options,
 )
 from penstock.cli.machine import as_fault, let_go_of_streams_that_refuse, open_standard_streams
@@ -236,6 +237,7 @@ def predict(
     if output is None or dry_run:
         return _dry_run(model, input_, output, options, append=append, as_json=as_json, is_asked=dry_run)
     task = replace(make_task(model, input_, output, options), overwrite=overwrite, append=append, is_verbose=verbose)
+    task = replace(task, plan_command=plan_command(click.get_current_context()))
     summary = to_folder.run(task, _progress(quiet), began, on_cluster.runner_of(options))
     return _report(summary, as_json=as_json, quiet=quiet)
 

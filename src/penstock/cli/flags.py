@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from penstock.errors import UsageError
 from penstock.options.fit_records import EVERY_OPTION, FIT_OPTIONS, FITTED_WITH
@@ -20,6 +22,14 @@ _MOST_USED = (
     "limit", "dry_run",
 )  # fmt: skip
 """What the help begins with; each option is shown once."""
+
+
+_NOT_OF_PLANS = ("plan", "trace")
+"""Options that a search for a plan refuses."""
+
+
+_MOST_ARGUMENTS = 9
+"""The shell expands globs: a command with thousands of files is too long to show."""
 
 
 class _OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in older versions
@@ -143,6 +153,28 @@ def output_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def plan_command(context: click.Context) -> str:
+    """The `penstock plan` that takes model, input and options as they were given to `penstock predict`."""
+    words = ["penstock", "plan"]
+    for param in context.command.params:
+        value = context.params[str(param.name)]
+        if isinstance(param, click.Argument):
+            words += value if len(value) <= _MOST_ARGUMENTS else ("MODEL", "INPUT")
+        elif param.name in OPTIONS and param.name not in _NOT_OF_PLANS and _is_given(context, param):
+            words += _flags(param, value)
+    return shlex.join(map(str, words))
+
+
+def _is_given(context: click.Context, param: click.Parameter) -> bool:
+    return context.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
+
+
+def _flags(param: click.Parameter, value: Any) -> list[Any]:
+    if isinstance(value, bool):
+        return [param.opts[0] if value else param.secondary_opts[0]]
+    return [word for each in (value if param.multiple else [value]) for word in (param.opts[0], each)]
 
 
 def options_from_flags(values: Mapping[str, Any]) -> PredictOptions:

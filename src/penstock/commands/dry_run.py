@@ -5,7 +5,7 @@ import tempfile
 from dataclasses import replace
 from typing import Any
 
-from penstock.commands import appending, to_folder
+from penstock.commands import appending, same_job, to_folder
 from penstock.commands.folder_job import FolderJob, make_task
 from penstock.commands.inspect import num_files
 from penstock.core.figures import counted
@@ -24,6 +24,8 @@ from penstock.storage.ledger import committed_records, is_finished
 from penstock.storage.manifest import Manifest, load_manifest, older_job
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.summary import recipe_in_words
+
+_MAY_SEARCH = "a long job searches first: a faster runtime with the same answers may run it"
 
 
 def describe(
@@ -71,6 +73,7 @@ def describe(
         "bytes": (manifest.rows - rows_before) * manifest.schema.row_bytes,
         "devices": [str(device) for device in started.placement.devices],
         "recipe": manifest.recipe.as_json(),
+        "may_search": before is None and isinstance(task.model, ModelFile) and start_by_plan.can_search(started),
         "checked": checked,
         "first_rows": started.prepared.first_rows,
         "first_failures": [failure.reason for failure in started.prepared.first_failures],
@@ -107,7 +110,7 @@ def _grown(task: FolderJob, place: Place, before: Manifest) -> tuple[appending.A
     records = committed_records(place, before)
     appending.check_job(task, before)
     arranged = appending.arrange(task, before)
-    to_folder.check_same_job(arranged.task, before, records)
+    same_job.check(arranged.task, before, records)
     if not is_finished(before, records) and len(before.generations) == 1:
         raise appending.unfinished(task.output)
     return arranged, before.rows - sum(record.rows + record.failed for record in records)
@@ -129,6 +132,7 @@ def _nothing_new(task: FolderJob, before: Manifest, rows_left: int) -> dict[str,
         "bytes": 0,
         "devices": [],
         "recipe": before.recipe.as_json(),
+        "may_search": False,
         "checked": None,
         "first_rows": 0,
         "first_failures": [],
@@ -159,5 +163,6 @@ def in_words(job: dict[str, Any]) -> str:
             f"to {job['output'] or 'the folder given by --output'}",
             f"columns: row int64[], {outputs}",
             f"on {', '.join(job['devices'])} with {recipe_in_words(job['recipe'])}",
+            *([_MAY_SEARCH] if job["may_search"] else []),
         ]
     )

@@ -13,6 +13,7 @@ from penstock.estimator import Estimator
 from penstock.estimator.opening import file_of, open_estimator
 from penstock.jobs import steps
 from penstock.jobs.open import open_both
+from penstock.jobs.run_context import RunContext
 from penstock.options.records import RAY, PredictOptions
 from penstock.options.value_kinds import NO_PLAN
 from penstock.planning import store
@@ -43,6 +44,8 @@ class FolderJob:
     """The job in the folder is asked for, whatever new files there are."""
     notes: tuple[str, ...] = ()
     """What is told before the job begins."""
+    plan_command: str = RunContext.plan_command
+    """The command that searches for the plan of this job."""
     goes_on_with: str = ""
     """What a user does after an interruption, where that is not `penstock resume`."""
 

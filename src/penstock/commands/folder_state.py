@@ -55,7 +55,7 @@ def status(output: str) -> dict[str, Any]:
         **counted,
         "state": state,
         "left": max(0, manifest.rows - counted["committed"] - counted["failed"]),
-        "rows_per_s": rows_per_s(records),
+        "rows_per_s": rows_per_s(records, 0.0 if holder is None else place.held_since()),
         "run": holder,
         "model": manifest.request.get("model"),
         "recipe": manifest.recipe.as_json(),
@@ -99,9 +99,13 @@ def resume_line(output: str, records: Sequence[PartRecord]) -> str:
     return ClusterOptions(RAY if newest is not None and newest.node else LOCAL).resume_line(output)
 
 
-def rows_per_s(records: Sequence[PartRecord]) -> float | None:
-    """The rows of the last parts over the time between them; None where there are too few to tell."""
-    last = sorted(records, key=lambda record: record.written_at)[-_LAST_PARTS:]
+def rows_per_s(records: Sequence[PartRecord], since: float = 0.0) -> float | None:
+    """The rows of the last parts over the time between them; None where there are too few to tell.
+
+    Parts from before `since`, when the present run began, do not count: between them and the others nothing ran.
+    """
+    of_run = (record for record in records if record.written_at >= since)
+    last = sorted(of_run, key=lambda record: record.written_at)[-_LAST_PARTS:]
     seconds = last[-1].written_at - last[0].written_at if last and last[0].written_at else 0.0
     return sum(record.rows + record.failed for record in last[1:]) / seconds if seconds > 0 else None
 

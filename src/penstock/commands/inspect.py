@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.jobs.open import log_without_folder
 from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
 from penstock.models.catalog import facts_of
+from penstock.planning.candidates import can_convert
 from penstock.pool.devices.inventory import cpu_device, gpu_devices
 from penstock.runtimes.catalog import is_installed, like, on_the_first_that_loads
 from penstock.sources.catalog import open_files
@@ -51,12 +53,17 @@ def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[st
     described["needs_trust"] = list(facts.needs_trust)
     runtimes = like(file, runtime_used) if is_loaded else file.runtimes
     here = {"cpu", *(device.kind for device in gpu_devices())}
-    described["runtimes"] = [
-        name for name in runtimes if is_installed(name) and here.intersection(kinds.runtime(name).device_kinds)
-    ]
+    described["runtimes"] = [name for name in runtimes if _runs_here(name, here)]
+    if is_loaded and can_convert(file, runtime_used) and kinds.missing_to_convert() is None:
+        others = (name for name, entry in kinds.runtimes().items() if entry.reads_steps and name not in runtimes)
+        described["runtimes_by_conversion"] = [name for name in others if _runs_here(name, here)]
     described["run_it"] = _command(file, described, target, runtime, needs_trust=bool(facts.needs_trust))
     described["columns_of_other_names"] = _inputs(described) or None
     return described
+
+
+def _runs_here(runtime: str, device_kinds: Collection[str]) -> bool:
+    return is_installed(runtime) and any(kind in device_kinds for kind in kinds.runtime(runtime).device_kinds)
 
 
 def _load(file: ModelFile, runtime: str) -> tuple[Signature, str]:

@@ -86,7 +86,7 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
                 for kind, some in _by_kind(task, manifest, records, failed).items():
                     retried = _Retry(task, place, progress, began, context, meter, kind=kind, only=(), failed=some)
                     summary = retried.execute(manifest)
-                return summary
+                return replace(summary, retried=len(failed))
             except Interrupted as error:
                 error.hint = f"go on with: penstock retry {task.output}"
                 raise

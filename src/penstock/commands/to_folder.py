@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.commands import appending
-from penstock.commands.folder_job import FolderJob, fingerprint, other_job
+from penstock.commands import appending, same_job
+from penstock.commands.folder_job import FolderJob, fingerprint
 from penstock.commands.interrupts import graceful
 from penstock.core import division, kinds
 from penstock.core.failure_limit import exceeds, too_many
@@ -18,7 +18,7 @@ from penstock.core.protocols import FileGone
 from penstock.core.records import ModelFile, Result, Span
 from penstock.core.state import VARIABLES
 from penstock.errors import DeviceError, InputError, Interrupted, OutputError, PenstockError
-from penstock.jobs import output_columns, states, steps
+from penstock.jobs import output_columns
 from penstock.jobs.bring_up import Started
 from penstock.jobs.decide import Request
 from penstock.jobs.reference_check import check_answers
@@ -50,10 +50,8 @@ from penstock.storage.ledger import (
     tidy,
 )
 from penstock.storage.manifest import (
-    IS_NEW,
     Manifest,
     NodeKind,
-    changed_files,
     has_job,
     is_fresh,
     load_manifest,
@@ -67,6 +65,7 @@ from penstock.telemetry.summary import Summary
 from penstock.telemetry.trace import trace_to
 
 _MOST_TOLD = 5
+_NO_STREAM_GOES_ON = "a stream cannot be resumed: begin again with another output, or with --overwrite"
 
 
 def run(task: FolderJob, progress: Progress, began: float, make_run: MakeRun | None = None) -> Summary:
@@ -160,7 +159,7 @@ def _execute(
         graceful(progress.note) as stop,
     ):
         meter = Meter(trace)
-        context = RunContext(log, stop, progress.note, task.is_verbose, meter)
+        context = RunContext(log, stop, progress.note, task.is_verbose, meter, task.plan_command)
         made = make_run(task, place, progress, began, context, meter, altered)
         try:
             return made.execute(existing, is_append=is_append)
@@ -178,7 +177,7 @@ def _same_job(
         OutputError: It is another job.
         InputError: The input is another one.
     """
-    mark = check_same_job(task, existing, records)
+    mark = same_job.check(task, existing, records)
     if existing.fingerprint == mark:
         return existing
     progress.note("the input was touched since the job began; what was read of it is the same: going on")
@@ -186,43 +185,6 @@ def _same_job(
     with output_errors():
         touched.save(place)
     return touched
-
-
-def check_same_job(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> str:
-    """Check that a job differs from the one in the folder at most in the times of its input files.
-
-    The bytes that were read are compared by their digests. The rest is read as it is now.
-
-    Returns:
-        The fingerprint of the job: another one than that in the folder, where its input was touched.
-
-    Raises:
-        OutputError: It is another job.
-        InputError: The input is another one.
-    """
-    mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
-    if existing.fingerprint == mark:
-        return mark
-    is_same = fingerprint(task.model_digest, existing.fragments, task.request) == existing.fingerprint
-    if not is_same:
-        raise other_job(task.output, existing.request, task.request, "predict", is_resumed=task.is_resumed)
-    if not task.source.paths:
-        raise OutputError(
-            "the output folder holds another job",
-            received=f"{task.output}: other data",
-            hint="choose another --output, or --overwrite to remove that job",
-        )
-    files = changed_files(existing, task.source.fragments())
-    for path, how in files.items():
-        if how is not None:
-            raise unchanged.changed(path, how, appending.NEW_FILES if how == IS_NEW else unchanged.WHAT_TO_DO)
-    digests = {span: digest for record in records for span, digest in record.digests.items()}
-    committed = (span for record in records for span in existing.spans[record.first_span : record.stop_span])
-    source = steps.select_rows(task.source, task.options)
-    if existing.recipe.state == VARIABLES:
-        source = states.in_whole_batches(source)  # its spans are whole batches
-    unchanged.compare(source, committed, digests, existing.columns, set(files))
-    return mark
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
@@ -297,8 +259,8 @@ class Run:
     """The kind of machine by whose recipe parts are built; empty for the one that is nearest to this machine."""
     only: Collection[int] | None = None
     """The parts that are built; None for all."""
-    stopped_hint: str | None = None
-    """What a user does after an interruption, once rows are predicted; before, there may be another job or none."""
+    stopped_hint: str = "run the same command again"
+    """What a user does after an interruption. Once rows are predicted it is the way on; before, there may be no job."""
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
@@ -438,7 +400,7 @@ class Run:
 
     def begin_progress(self, manifest: Manifest, rows_before: int) -> None:
         """Measure and show the run from now on: rows are predicted."""
-        self.stopped_hint = self._way_on(manifest) if self.task.source.traits.is_resumable else None
+        self.stopped_hint = self._way_on(manifest) if self.task.source.traits.is_resumable else _NO_STREAM_GOES_ON
         self.meter.begin()
         self.progress.begin(self.meter, manifest.rows, rows_before)
 
@@ -466,7 +428,7 @@ class Run:
             raise Interrupted.by_signal(
                 stop.signal_number,
                 f"stopped with {rows:,} rows committed",
-                hint="a stream cannot be resumed: begin again with another output, or with --overwrite",
+                hint=_NO_STREAM_GOES_ON,
             )
         ended = replace(manifest, streamed=(records[-1].stop_span if records else 0, rows))
         with output_errors():

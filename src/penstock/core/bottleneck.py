@@ -190,9 +190,9 @@ def measured(spent: Timings, elapsed_s: float, writer_full_s: float, postprocess
         postprocess_s: How long of it predictions were there and the function behind the model was not done with them.
 
     >>> print(measured(Timings(compute=1.0, wait_for_data=3.0, rows=8), 2.0, 0.0))
-    loading-bound: waiting for data took 75% of the model's time
+    loading-bound: waiting for data took 75% of the time of the model's threads
     >>> print(measured(Timings(compute=1.0, wait_for_data=3.0, rows=8), 2.0, 1.0))
-    writing-bound: waiting for the writer took 50% of the time
+    writing-bound: waiting for the writer took 50% of the time by the clock
     """
     handing = spent.hand_over + spent.wait_for_slot
     lanes = spent.compute + spent.wait_for_data + handing
@@ -203,14 +203,16 @@ def measured(spent: Timings, elapsed_s: float, writer_full_s: float, postprocess
     waits = [(writer_full_s, WRITING, "the writer"), (postprocess_s, POSTPROCESS, "the function behind the model")]
     waited_s, by, what = max(waits)
     if waited_s > WAITING * elapsed_s:
-        return Bound(rate, by, f"waiting for {what} took {min(1.0, waited_s / elapsed_s):.0%} of the time")
+        return Bound(rate, by, f"waiting for {what} took {min(1.0, waited_s / elapsed_s):.0%} of the time by the clock")
     if spent.wait_for_data > WAITING * lanes:
         # Loaders that wait as well as the model wait for what is between them.
         is_between = spent.decode > 0 and spent.wait_for_room > WAITING * (spent.read + spent.wait_for_room)
         by, what = (DECODING, "the device's decoder") if is_between else (LOADING, "data")
-        return Bound(rate, by, f"waiting for {what} took {spent.wait_for_data / lanes:.0%} of the model's time")
+        return Bound(
+            rate, by, f"waiting for {what} took {spent.wait_for_data / lanes:.0%} of the time of the model's threads"
+        )
     copying = min(spent.copy, spent.compute) + handing
     if copying > lanes / 2:
-        return Bound(rate, COPYING, f"copying took {copying / lanes:.0%} of the model's time")
+        return Bound(rate, COPYING, f"copying took {copying / lanes:.0%} of the time of the model's threads")
     computing = lanes - copying - spent.wait_for_data
-    return Bound(rate, COMPUTING, f"computing took {computing / lanes:.0%} of the model's time")
+    return Bound(rate, COMPUTING, f"computing took {computing / lanes:.0%} of the time of the model's threads")

@@ -17,7 +17,10 @@ PLAN_VERSION = 1
 _LEAST_SAVED = 0.1
 _MOST = {"batch_size": 1 << 24, "threads": 1 << 12, "replicas": 1 << 10, "lanes": 64}
 
-_HEADINGS = ("", "runtime", "batch", "replicas × threads", "in flight", "rows/s", "start", "memory", "agreement")
+_HEADINGS = (
+    ("  runtime", "batch", "replicas", "in", "rows/s", "start", "memory", "differs"),
+    ("", "rows", "×threads", "flight", "", "s", "MB", "by"),
+)
 
 _Setting = tuple[str, int, int, int, int]
 
@@ -288,8 +291,8 @@ def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
     """
     measured = [trial for trial in plan.trials if trial.rows_per_s]
     shown = measured if has_every_size else _fastest_of_each(measured, plan)
-    rows = [_HEADINGS, *(_cells(trial, plan) for trial in shown)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    rows = [*_HEADINGS, *(_cells(trial, plan) for trial in shown)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rejected = [trial for trial in plan.trials if trial.rejected is not None]
     hidden = len(measured) - len(shown)
     start = min(plan.start_s, plan.seconds)
@@ -297,6 +300,7 @@ def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
         [
             *(_line(row, widths) for row in rows),
             *([f"  and {hidden} more measurements: --verbose shows them"] if hidden else []),
+            *_differences_in_words(shown),
             *(f"  {trial.runtime}: {trial.rejected}" for trial in rejected),
             *_noise_in_words(plan),
             "",
@@ -326,7 +330,7 @@ def _fastest_of_each(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     cells = [
-        cell.ljust(width) if place < 2 else cell.rjust(width)
+        cell.rjust(width) if place else cell.ljust(width)
         for place, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
     return "  ".join(cells).rstrip()
@@ -334,25 +338,42 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 def _cells(trial: Trial, plan: Plan) -> tuple[str, ...]:
     return (
-        "►" if _is_chosen(trial, plan) else "",
-        trial.runtime,
+        f"{'►' if _is_chosen(trial, plan) else ' '} {trial.runtime}",
         f"{trial.batch_size:,}",
         f"{trial.replicas} × {trial.threads}",
         str(trial.lanes),
         rate(trial.rows_per_s).removesuffix(" rows/s"),
-        f"{trial.start_s:.1f} s",
-        f"{trial.memory_bytes / 2**20:,.0f} MB",
-        _agreement(trial),
+        f"{trial.start_s:.1f}",
+        f"{trial.memory_bytes / 2**20:,.0f}",
+        _difference(trial),
     )
 
 
-def _agreement(trial: Trial) -> str:
-    """The largest difference to the model's own framework, as a share of an output's spread, and what is allowed."""
+def _difference(trial: Trial) -> str:
+    """The largest difference to the model's own framework, as a share of an output's spread."""
     if trial.difference is None:
         return "reference"
-    if trial.difference == 0.0:
-        return "exact"
-    return f"{trial.difference:.1e}" + (f" of {trial.allowed:.1e}" if trial.allowed is not None else "")
+    return f"{trial.difference:.1e}" if trial.difference else "nothing"
+
+
+def _differences_in_words(trials: Sequence[Trial]) -> list[str]:
+    """What the last column means, and what is allowed there."""
+    allowed = sorted({f"{trial.allowed:.1e}" for trial in trials if trial.allowed is not None}, key=float)
+    if not allowed:
+        return []
+    most = " to ".join(dict.fromkeys((allowed[0], allowed[-1])))
+    return [
+        "  differs by: the largest difference from the reference, as a share of an",
+        f"  output's spread (largest less smallest value); allowed is {most}",
+    ]
+
+
+def left_out_in_words(plan: Plan) -> str:
+    """The runtimes that were not measured, and why: `jax (it died); torch (not installed: …)`. Those alike are one."""
+    measured = {trial.runtime for trial in plan.trials if trial.rows_per_s}
+    why = {trial.runtime: trial.rejected for trial in plan.trials if trial.rejected and trial.runtime not in measured}
+    reasons = dict.fromkeys(why.values())
+    return "; ".join(f"{', '.join(name for name in why if why[name] == reason)} ({reason})" for reason in reasons)
 
 
 def _left_in_words(plan: Plan) -> str:

@@ -20,6 +20,8 @@ class RunContext:
     is_verbose: bool = False
     """Whether frameworks may write all they want to."""
     meter: Meter = field(default_factory=Meter)
+    plan_command: str = "penstock plan MODEL INPUT"
+    """The command that searches for the plan of this job."""
 
     def unseen(self, stop: StopFlag) -> RunContext:
         """The context of processes beside the run: nothing they do is shown or counted."""

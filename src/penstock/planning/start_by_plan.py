@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core import tuning
 from penstock.core.agreement import CHECKED_ROWS
-from penstock.core.plans import Plan
+from penstock.core.plans import Plan, left_out_in_words
 from penstock.core.protocols import Source, Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.state import NONE
@@ -102,7 +102,7 @@ class _PlannedStart:
             store.forget(broken)  # only now: where nothing runs, it is not the plan's fault
         try:
             notes = self._compare_precision(started)
-            may_search = may_search and not started.is_streamed and started.job.state == NONE
+            may_search = may_search and can_search(started)
             return self._search_if_long(started, notes) if may_search else started
         except BaseException:
             started.close()
@@ -278,10 +278,6 @@ class _PlannedStart:
 
     def _search_if_long(self, started: Started, notes: tuple[str, ...]) -> Started:
         """Search for a plan and run the job by it; the job stays as it is where it is short, or nothing is better."""
-        options = started.options
-        is_split = options.threads is not None or options.devices.cpu_replicas is not None
-        if None not in (options.runtime, options.batch_size) and is_split:
-            return started
         rows = self._num_rows(started.job.batch_size)
         search = Search(self.step, started, rows, self.context, is_for_job=True, known=self._cut_short)
         predicted_s, faster = rows / started.rows_per_second(), 1.0
@@ -302,13 +298,20 @@ class _PlannedStart:
         if not budget.seconds:
             short = f"rules of thumb, as about {predicted_s:.1f} s of work are too short for a search"
             is_slow_to_start = started.start_s > predicted_s and search.outlook.has_light
-            later = f"; after `penstock plan`, such jobs may start without {started.recipe.runtime}"
+            most = f"{tuning.MOST_SEARCH_S / 60:.0f} minutes"
+            later = (
+                f"; such jobs may start sooner, without {started.recipe.runtime}, after a search of at most {most}: "
+                f"{self.context.plan_command}"
+            )
             self.context.note(f"plan: {short}{later if is_slow_to_start else ''}")
             return started
         self.context.note(f"plan: searching for about {budget.seconds:.0f} s; {why}")
         began = time.perf_counter()
         plan = self._search(search, budget.seconds, notes)
         self.context.note(f"plan: {plan.reason}")
+        left_out = left_out_in_words(plan)
+        if left_out:
+            self.context.note(f"plan: left out: {left_out}")
         started = self._switch_to(plan, started)
         started.search_s = time.perf_counter() - began
         return started
@@ -372,6 +375,15 @@ class _PlannedStart:
         note += f"; {proof.problem}" if proof.problem is not None else ""
         self.context.note(note)
         return (note,)
+
+
+def can_search(started: Started) -> bool:
+    """Whether a search could change how the job runs, if it is long enough for one."""
+    options = started.options
+    is_split = options.threads is not None or options.devices.cpu_replicas is not None
+    is_pinned = None not in (options.runtime, options.batch_size) and is_split
+    is_open = options.plan is None and started.plan is None and not is_pinned
+    return is_open and not started.is_streamed and started.job.state == NONE
 
 
 def _has_failed(plan: Plan, started: Started) -> bool:

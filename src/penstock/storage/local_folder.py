@@ -39,6 +39,12 @@ class LocalFolder:
     def holder(self) -> str | None:
         return holder_of(self._path)
 
+    def held_since(self) -> float:
+        try:
+            return os.stat(internal(self._path, "lock")).st_mtime  # the lock is written once, when it is taken
+        except FileNotFoundError:
+            return 0.0
+
     def mark(self) -> str:
         return (self.read(os.path.join(INTERNAL, "lock")) or b"").decode(errors="replace")
 

@@ -32,6 +32,7 @@ _VERSION = "penstock_manifest"
 KIND, FIT = "kind", "fit"
 """What tells the manifest of a training job (`fit_manifest`), which lies in the same file."""
 IS_NEW = "it was not there then"
+ARE_OTHERS = "some of these files were added or removed, or have another size"
 _NOT_BY_HAND = "put back the manifest that penstock wrote, or begin again: with another output, or after removing it"
 _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
 _OF_MODELS = ("model", "weights", "checkpoint")
@@ -385,7 +386,7 @@ def changed_files(old: OfFiles, fragments: Sequence[Fragment]) -> dict[str, str 
     groups = [path for path in after.keys() ^ before.keys() if _GROUP.search(path)]
     if groups:
         # One fragment stands for many small files: its name has a digest of their names and sizes.
-        return {_GROUP.sub("", min(groups)): "files were added or removed, or have another size"}
+        return {_GROUP.sub("", min(groups)): ARE_OTHERS}
     changes: dict[str, str | None] = {path: "it is not there any more" for path in before if path not in after}
     changes |= {path: IS_NEW for path in after if path not in before}
     common = [path for path in after if path in before]

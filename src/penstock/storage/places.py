@@ -54,6 +54,10 @@ class Place(Protocol):
         """The living run that holds the lock, in words; None where none does."""
         ...
 
+    def held_since(self) -> float:
+        """When the run began that holds the lock, by the clock; the last run that held it, where none does."""
+        ...
+
     def mark(self) -> str:
         """What is in the lock: it tells this place, while one run holds it, from all others on any machine."""
         ...

@@ -51,6 +51,9 @@ class RemotePrefix:
         holder = holder_of(self._objects)
         return None if holder is None else str(holder)
 
+    def held_since(self) -> float:
+        return LockHolder.decode(self._objects.read(LOCK) or b"").started
+
     def mark(self) -> str:
         return LockHolder.decode(self._objects.read(LOCK) or b"").token
 

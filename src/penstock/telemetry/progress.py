@@ -186,9 +186,14 @@ def figures(meter: Meter, total: int, before: int, rate: float) -> list[str]:
         *([f"{time_left(total - done, rate)} left" if done < total else end] if total else []),
         *([f"{meter.rows - meter.done_rows:,} in the postprocess function"] if meter.rows > meter.done_rows else []),
         *([f"{committed:,} committed"] if meter.is_written else []),
-        *([f"{meter.failed:,} failed"] if meter.failed else []),
+        *([failed_of(meter, before)] if meter.failed else []),
         *(f"{each.device} busy {each.busy_share:.0%}" for each in meter.working()),
     ]
+
+
+def failed_of(meter: Meter, before: int) -> str:
+    """How many of the rows that are done failed: they are committed as failures, and have no answers."""
+    return f"{meter.failed:,} of {before + meter.done_rows:,} failed"
 
 
 class Bars(Progress):
@@ -252,5 +257,6 @@ class Bars(Progress):
                 ", ".join(f"{name} {share:.0%}" for name, share in each.shares.items() if share >= 0.005),
             )
         if meter.is_written:
-            devices.add_row("", "output", f"{before + meter.committed_rows:,} rows committed, {meter.failed:,} failed")
+            failed = f"; {failed_of(meter, before)}" if meter.failed else ""
+            devices.add_row("", "output", f"{before + meter.committed_rows:,} rows committed{failed}")
         return Group(job, devices, meter.bottleneck_lately())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from penstock.core.figures import counted, on_nodes
+from penstock.core.figures import counted, on_nodes, rate
 from penstock.telemetry.notebook import table
 
 _LEAST_SHARE = 0.005
@@ -29,10 +29,10 @@ class Summary:
     `rows` have a prediction that is NaN or infinite. `failed_on` has the nodes of a cluster on which rows failed, with
     how many. `seconds` is the whole call, `start_seconds` the time until the first replica was ready (`search_seconds`
     of that for finding the plan, where it was not known before), `run_seconds` the rest until the last commit;
-    `rows_per_s` is this run's rows over `run_seconds`. `loaders` says how many loader processes there were, `padding`
-    which share of the values was padding, where rows differ in size. `bottleneck` is what the threads waited for,
-    `plan` the reason for the plan, `memory_events` where memory ran out and what was done about it, and `trace` the
-    file of the trace.
+    `rows_per_s` is this run's rows over `run_seconds`. A retry ran `retried` rows again, those that had failed.
+    `loaders` says how many loader processes there were, `padding` which share of the values was padding, where rows
+    differ in size. `bottleneck` is what the threads waited for, `plan` the reason for the plan, `memory_events` where
+    memory ran out and what was done about it, and `trace` the file of the trace.
     """
 
     output: str
@@ -51,6 +51,7 @@ class Summary:
     recipe: dict[str, Any] = field(default_factory=dict)
     where: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""
+    retried: int = 0
     loaders: str | None = None
     padding: float | None = None
     plan: str = ""
@@ -69,6 +70,8 @@ class Summary:
             lines.append(
                 f"{counted(self.failed, 'row')} failed: see {self.output.rstrip('/')}/_penstock/failures.jsonl{where}"
             )
+        if self.retried:
+            lines.append(f"{self.retried - self.failed:,} of {counted(self.retried, 'failed row')} have answers now")
         if self.not_finite:
             rows = "row has" if self.not_finite == 1 else "rows have"
             lines.append(f"{self.not_finite:,} {rows} a prediction that is NaN or infinite")
@@ -77,9 +80,9 @@ class Summary:
             return "\n".join(lines)
         if self.rows_before:
             lines.append(f"{counted(self.rows_before, 'row')} of the input were done before this run")
-        speed = f"{self.rows_per_s:,.0f}" if self.rows_per_s >= 100 else f"{self.rows_per_s:.1f}"
+        speed = f", then {rate(self.rows_per_s)}" if not self.retried else ""  # of a few rows it says nothing
         searched = f" ({self.search_seconds:.1f} s of that to find a plan)" if self.search_seconds else ""
-        lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start{searched}, then {speed} rows/s")
+        lines.append(f"{self.seconds:.1f} s: {self.start_seconds:.1f} s to start{searched}{speed}")
         lines.append(f"{', '.join(self.devices)}; {recipe_in_words(self.recipe)}")
         if self.plan:
             lines.append(f"plan: {self.plan}")
@@ -99,7 +102,7 @@ class Summary:
             for name, value in self.where.items()
             if value >= _LEAST_SHARE * spent
         ]
-        lines.append("thread time: " + ", ".join(shares))
+        lines.append("time of all threads: " + ", ".join(shares))
         if self.bottleneck:
             lines.append(self.bottleneck)
         if self.trace is not None:

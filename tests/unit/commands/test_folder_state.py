@@ -48,8 +48,10 @@ def test_status_of_a_dead_run_says_what_is_left(output: str) -> None:
 def test_status_of_a_living_run_says_who_it_is(output: str) -> None:
     written(output, manifest_of(), stop=3)
     with place_of(output).lock():
+        os.utime(Path(output, "_penstock", "lock"), (2e9, 2e9))  # long after the parts were written
         told = folder_state.status(output)
     assert told["state"] == "running"
+    assert told["rows_per_s"] is None, "it has committed nothing yet: the parts are those of the run before"
     assert told["run"].startswith(f"process {os.getpid()} on ")
 
 
@@ -69,7 +71,13 @@ def test_rate_is_that_of_the_last_parts() -> None:
     assert folder_state.rows_per_s([part(0, 0.0), part(1, 50.0)]) is None, "an older penstock wrote the first"
     assert folder_state.rows_per_s([part(1, 60.0), part(0, 50.0), part(2, 70.0)]) == 10.0
     later = [part(1 + number, 1e6 + number) for number in range(20)]
-    assert folder_state.rows_per_s([part(0, 1.0), *later]) == 100.0, "the pause before the last run does not count"
+    assert folder_state.rows_per_s([part(0, 1.0), *later]) == 100.0, "only the last parts count"
+
+
+def test_rate_of_a_resumed_run_leaves_out_the_pause_before_it() -> None:
+    parts = [part(0, 10.0), part(1, 20.0), part(2, 520.0), part(3, 530.0)]
+    assert folder_state.rows_per_s(parts, since=500.0) == 10.0
+    assert folder_state.rows_per_s(parts, since=525.0) is None
 
 
 def test_job_goes_on_where_its_newest_part_was_built() -> None:

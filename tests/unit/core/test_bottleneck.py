@@ -134,29 +134,49 @@ def test_rates_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize(
     ("spent", "writer_full", "by", "told"),
     [
-        (Timings(compute=10.0), 0.0, COMPUTING, "computing took 100% of the model's time"),
-        (Timings(compute=8.0, wait_for_data=2.0), 0.0, COMPUTING, "computing took 80% of the model's time"),
-        (Timings(compute=6.0, wait_for_data=4.0), 0.0, LOADING, "waiting for data took 40% of the model's time"),
-        (Timings(wait_for_data=1.0), 0.0, LOADING, "waiting for data took 100% of the model's time"),
+        (Timings(compute=10.0), 0.0, COMPUTING, "computing took 100% of the time of the model's threads"),
+        (
+            Timings(compute=8.0, wait_for_data=2.0),
+            0.0,
+            COMPUTING,
+            "computing took 80% of the time of the model's threads",
+        ),
+        (
+            Timings(compute=6.0, wait_for_data=4.0),
+            0.0,
+            LOADING,
+            "waiting for data took 40% of the time of the model's threads",
+        ),
+        (Timings(wait_for_data=1.0), 0.0, LOADING, "waiting for data took 100% of the time of the model's threads"),
         (
             Timings(read=6.0, wait_for_room=4.0, decode=9.0, compute=6.0, wait_for_data=4.0),
             0.0,
             DECODING,
-            "waiting for the device's decoder took 40% of the model's time",
+            "waiting for the device's decoder took 40% of the time of the model's threads",
         ),
         (
             Timings(read=9.0, wait_for_room=1.0, decode=9.0, compute=6.0, wait_for_data=4.0),
             0.0,
             LOADING,
-            "waiting for data took 40% of the model's time",
+            "waiting for data took 40% of the time of the model's threads",
         ),
-        (Timings(compute=10.0, copy=7.0), 0.0, COPYING, "copying took 70% of the model's time"),
-        (Timings(compute=10.0, copy=4.0), 0.0, COMPUTING, "computing took 60% of the model's time"),
-        (Timings(compute=4.0, hand_over=2.0, wait_for_slot=4.0), 0.0, COPYING, "copying took 60% of the model's time"),
-        (Timings(compute=9.0), 6.0, WRITING, "waiting for the writer took 60% of the time"),
+        (Timings(compute=10.0, copy=7.0), 0.0, COPYING, "copying took 70% of the time of the model's threads"),
+        (Timings(compute=10.0, copy=4.0), 0.0, COMPUTING, "computing took 60% of the time of the model's threads"),
+        (
+            Timings(compute=4.0, hand_over=2.0, wait_for_slot=4.0),
+            0.0,
+            COPYING,
+            "copying took 60% of the time of the model's threads",
+        ),
+        (Timings(compute=9.0), 6.0, WRITING, "waiting for the writer took 60% of the time by the clock"),
         # Whoever waits for the writer fetches nothing, and then all the others wait, too.
-        (Timings(compute=1.0, wait_for_data=9.0), 6.0, WRITING, "waiting for the writer took 60% of the time"),
-        (Timings(compute=9.0), 2.0, COMPUTING, "computing took 100% of the model's time"),
+        (
+            Timings(compute=1.0, wait_for_data=9.0),
+            6.0,
+            WRITING,
+            "waiting for the writer took 60% of the time by the clock",
+        ),
+        (Timings(compute=9.0), 2.0, COMPUTING, "computing took 100% of the time of the model's threads"),
     ],
 )
 def test_measured_bound_is_what_the_others_waited_for(spent: Timings, writer_full: float, by: str, told: str) -> None:

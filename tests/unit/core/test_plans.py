@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.plans import Choice, Plan, Trial, plan_from_json
+from penstock.core.plans import Choice, Plan, Trial, left_out_in_words, plan_from_json
 from penstock.errors import UsageError
 
 PLAN = Plan(
@@ -57,6 +57,29 @@ def test_people_see_which_row_was_chosen_and_why_others_were_not() -> None:
     assert "openvino" in marked[0]
     assert "250" in marked[0]
     assert any("torch: not installed" in line for line in lines)
+
+
+def test_table_fits_80_columns_and_says_what_its_last_column_means() -> None:
+    trials = (
+        Trial("tensorflow", 65_536, 2, 1, 2, 16_471_318.0, 10 << 30, 100.1),
+        Trial("tensorflow-xla", 4, 2, 2, 2, 35.3, 847 << 20, 7.0, 6.3e-6, allowed=1e-4),
+        Trial("openvino", 8, 2, 1, 2, 250.0, 1 << 28, 1.0, 2e-4, allowed=3e-4),
+        Trial("onnx", 8, 2, 1, 2, 250.0, 1 << 28, 1.0, 0.0, allowed=1e-4),
+    )
+    lines = str(replace(PLAN, trials=trials)).splitlines()
+    table = lines[:6]
+    assert all(len(line) <= 80 for line in lines[:8])
+    assert [line.split()[-1] for line in table] == ["differs", "by", "reference", "2.0e-04", "nothing", "6.3e-06"]
+    assert lines[6].startswith("  differs by: the largest difference from the reference")
+    assert lines[7].endswith("allowed is 1.0e-04 to 3.0e-04")
+
+
+def test_runtimes_that_were_not_measured_are_told_with_the_reason() -> None:
+    slow = "not tried: it takes about 7 s"
+    trials = (Trial("jax", rejected=slow), Trial("onnx", rows_per_s=9.0), Trial("onnx", rejected="it died"))
+    told = left_out_in_words(replace(PLAN, trials=(*PLAN.trials, *trials, Trial("tensorflow-xla", rejected=slow))))
+    assert told == f"torch (not installed); jax, tensorflow-xla ({slow})"
+    assert left_out_in_words(replace(PLAN, trials=PLAN.trials[:1])) == ""
 
 
 STARTS = replace(

@@ -262,5 +262,5 @@ def test_files_that_one_fragment_stands_for_are_told_together() -> None:
     name = "/photos/0.jpg and 999 more"
     old = replace(MANIFEST, fragments=(Fragment(f"{name}: {'a' * 32}", 1000, 1),))
     told = changed_files(old, [Fragment(f"{name}: {'b' * 32}", 1001, 1)])
-    assert told == {name: "files were added or removed, or have another size"}
+    assert told == {name: "some of these files were added or removed, or have another size"}
     assert changed_files(old, [replace(old.fragments[0], mtime_ns=2)]) == {old.fragments[0].path: None}

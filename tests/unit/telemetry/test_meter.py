@@ -57,10 +57,10 @@ def test_figures_are_rounded_to_milliseconds() -> None:
 @pytest.mark.parametrize(
     ("compute", "waited", "expected"),
     [
-        (1.0, 0.0, "computing-bound: computing took 100% of the model's time"),
-        (3.0, 1.0, "computing-bound: computing took 75% of the model's time"),
-        (1.0, 0.4, "loading-bound: waiting for data took 29% of the model's time"),
-        (0.0, 1.0, "loading-bound: waiting for data took 100% of the model's time"),
+        (1.0, 0.0, "computing-bound: computing took 100% of the time of the model's threads"),
+        (3.0, 1.0, "computing-bound: computing took 75% of the time of the model's threads"),
+        (1.0, 0.4, "loading-bound: waiting for data took 29% of the time of the model's threads"),
+        (0.0, 1.0, "loading-bound: waiting for data took 100% of the time of the model's threads"),
         (0.0, 0.0, ""),
     ],
 )
@@ -83,7 +83,7 @@ def test_time_in_which_the_writer_had_no_room_counts_from_the_start_of_the_run()
         clock.now += 6.0
         assert meter.bottleneck().startswith("writing-bound: ")  # while it waits already
     clock.now += 4.0
-    assert meter.bottleneck() == "writing-bound: waiting for the writer took 60% of the time"
+    assert meter.bottleneck() == "writing-bound: waiting for the writer took 60% of the time by the clock"
     assert meter.where()["waiting_for_the_writer"] == 6.0
 
 
@@ -109,8 +109,8 @@ def test_bottleneck_lately_forgets_what_is_long_ago() -> None:
         clock.now += 1.0
         is_late = second >= 80
         meter.observe(0, CPU0, Timings(compute=float(is_late), wait_for_data=float(not is_late), rows=1))
-    assert meter.bottleneck() == "loading-bound: waiting for data took 80% of the model's time"
-    assert meter.bottleneck_lately() == "computing-bound: computing took 100% of the model's time"
+    assert meter.bottleneck() == "loading-bound: waiting for data took 80% of the time of the model's threads"
+    assert meter.bottleneck_lately() == "computing-bound: computing took 100% of the time of the model's threads"
 
 
 def test_bottleneck_lately_is_that_of_the_run_at_its_beginning() -> None:
@@ -119,7 +119,7 @@ def test_bottleneck_lately_is_that_of_the_run_at_its_beginning() -> None:
     assert meter.bottleneck_lately() == ""
     clock.now += 5.0
     meter.observe(0, CPU0, Timings(compute=1.0, rows=1))
-    assert meter.bottleneck_lately() == "computing-bound: computing took 100% of the model's time"
+    assert meter.bottleneck_lately() == "computing-bound: computing took 100% of the time of the model's threads"
 
 
 def test_run_of_a_second_has_no_bottleneck() -> None:
@@ -199,10 +199,14 @@ def test_run_that_waits_for_the_function_behind_the_model_is_bound_by_it_and_not
     with meter.postprocessing(5):
         clock.now += 9.0
         assert (
-            meter.bottleneck() == "postprocess-bound: waiting for the function behind the model took 100% of the time"
+            meter.bottleneck()
+            == "postprocess-bound: waiting for the function behind the model took 100% of the time by the clock"
         )
         assert meter.done_rows == 0
     clock.now += 1.0
-    assert meter.bottleneck() == "postprocess-bound: waiting for the function behind the model took 90% of the time"
+    assert (
+        meter.bottleneck()
+        == "postprocess-bound: waiting for the function behind the model took 90% of the time by the clock"
+    )
     assert meter.where()["waiting_for_the_function"] == 9.0
     assert meter.done_rows == 5

@@ -22,10 +22,10 @@ def test_bar_says_how_far_the_run_is() -> None:
 
 def test_bar_of_a_stream_has_no_end_and_a_job_with_a_folder_tells_what_is_committed() -> None:
     meter = Meter()
-    meter.failed = 2
+    meter.rows, meter.failed = 9, 2
     shown = bar(meter, 0, 0, 0.0)
     assert "max=" not in shown
-    assert "0 rows, 0 rows/s, 0 committed, 2 failed" in shown
+    assert "9 rows, 0 rows/s, 0 committed, 2 of 9 failed" in shown
 
 
 def test_finished_run_is_done() -> None:

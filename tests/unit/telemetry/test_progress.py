@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.records import Device, Timings
 from penstock.telemetry.meter import Meter
-from penstock.telemetry.progress import Lines, Rate, Silent, line, time_left
+from penstock.telemetry.progress import Bars, Lines, Rate, Silent, line, time_left
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,22 @@ def test_line_says_how_far_how_fast_how_long_and_who_is_busy() -> None:
     text = line(meter_with(1000, committed=500), total=4000, before=1000, rate=100.0)
     assert text == (
         "2,000 of 4,000 rows (50%), 100 rows/s, 20 s left, 1,500 committed, cpu:0 busy 75%; "
-        "computing-bound: computing took 75% of the model's time"
+        "computing-bound: computing took 75% of the time of the model's threads"
     )
 
 
 def test_line_says_how_many_failed_only_when_some_did() -> None:
     assert "failed" not in line(meter_with(10), 100, 0, 1.0)
-    assert "1,234 failed" in line(meter_with(10, failed=1234), 100, 0, 1.0)
+    assert ", 1,234 of 5,000 failed, " in line(meter_with(3000, failed=1234), 9000, 2000, 1.0)
+
+
+def test_bars_count_failed_rows_among_those_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    bars = Bars()
+    bars.begin(meter_with(2000, failed=3, committed=2000), total=3000, before=1000)
+    bars.end()
+    assert "3,000 rows committed; 3 of 3,000 failed" in stream.getvalue()
 
 
 def test_line_of_an_input_that_streams_promises_no_total_and_no_time() -> None:

@@ -18,7 +18,7 @@ DONE = Summary(
     devices=("cpu:0", "cpu:1"),
     recipe={"runtime": "jax", "batch_size": 32},
     where={"reading": 1.0, "computing": 3.0},
-    bottleneck="computing-bound: computing took 100% of the model's time",
+    bottleneck="computing-bound: computing took 100% of the time of the model's threads",
 )
 
 
@@ -27,14 +27,14 @@ def test_summary_says_what_was_done_how_fast_and_where_the_time_went() -> None:
         "12,000 rows in 3 parts in out",
         "12.3 s: 2.5 s to start, then 1,220 rows/s",
         "cpu:0, cpu:1; runtime jax, batch_size 32",
-        "thread time: reading 25%, computing 75%",
-        "computing-bound: computing took 100% of the model's time",
+        "time of all threads: reading 25%, computing 75%",
+        "computing-bound: computing took 100% of the time of the model's threads",
     ]
 
 
 def test_summary_leaves_out_what_took_no_time() -> None:
     where = {"reading": 1.0, "handing_over": 0.0, "computing": 3.0}
-    assert "thread time: reading 25%, computing 75%" in str(Summary(**{**vars(DONE), "where": where}))
+    assert "time of all threads: reading 25%, computing 75%" in str(Summary(**{**vars(DONE), "where": where}))
 
 
 def test_summary_says_how_it_was_planned_where_memory_ran_out_and_where_the_trace_is() -> None:
@@ -72,6 +72,12 @@ def test_summary_of_a_finished_job_says_that_nothing_was_redone() -> None:
 
 def test_summary_of_a_resumed_job_says_what_was_there() -> None:
     assert "5,000 rows of the input were done before this run" in str(Summary(**{**vars(DONE), "rows_before": 5000}))
+
+
+def test_summary_of_a_retry_says_how_many_failed_rows_have_answers_now() -> None:
+    text = str(Summary(**{**vars(DONE), "failed": 1, "rows_before": 11_996, "retried": 4}))
+    assert "3 of 4 failed rows have answers now\n" in text
+    assert "12.3 s: 2.5 s to start\n" in text, "a rate of 4 rows says nothing"
 
 
 def test_slow_jobs_show_a_fraction() -> None:

@@ -153,7 +153,7 @@ def compare(
                 continue
             before = known[position * _DIGITS : (position + 1) * _DIGITS]
             if is_url(extent.file.path) or digest(extent) != before:
-                raise changed(extent.file.path, _differing(span, before))
+                raise changed(extent.file.path, _differing(_rows(span, extents, position), before))
 
 
 def _extents_now(source: Source, span: Span, columns: Sequence[str]) -> list[Extent]:
@@ -173,11 +173,17 @@ def _extents(source: Source, span: Span, columns: Sequence[str], touched: Collec
         raise changed(next(iter(touched)), str(error.received or error.problem)) from error
 
 
-def _differing(span: Span, before: str) -> str:
-    rows = f"rows {span.start:,} to {span.stop - 1:,}"
+def _rows(span: Span, extents: Sequence[Extent], position: int) -> str:
+    """The rows that were read from one of the extents of a span; one, where every row is a file."""
+    if extents[position].nbytes is None and len(extents) == span.rows and span.numbers is None:
+        return f"row {span.start + position:,} was"
+    return f"rows {span.start:,} to {span.stop - 1:,} were"
+
+
+def _differing(rows_were: str, before: str) -> str:
     if before in ("", _UNKNOWN):
-        return f"{rows} were predicted, and there is nothing to compare it with"
-    return f"other bytes than those that {rows} were predicted from"
+        return f"{rows_were} predicted, and there is nothing to compare it with"
+    return f"other bytes than those that {rows_were} predicted from"
 
 
 def _check_file(file: Fragment) -> None:
