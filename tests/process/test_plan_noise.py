@@ -73,7 +73,8 @@ def test_the_plan_shows_both_figures(planned: dict[str, Any]) -> None:
         in planned["shown"]
     )
     trial = next(each for each in planned["trials"] if each["rows_per_s"] and each["difference"])
-    assert f"{trial['difference']:.1e} of {trial['allowed']:.1e}" in planned["shown"]
+    assert f"{trial['difference']:.1e}\n" in planned["shown"]
+    assert f"allowed is {trial['allowed']:.1e}" in planned["shown"]
 
 
 def test_a_converted_step_that_agrees_by_noise_is_compared_once_and_passes_the_check(

@@ -23,6 +23,8 @@ _FEW = 64
 """Positions of a row of answers that may each be a quantity of its own; of more, all are alike."""
 _SMALL = 0.1
 """Of the spread of the whole output: a quantity that varies less than this counts by itself."""
+_BY_ITS_NOISE = 4
+"""How often its own noise such a quantity may be off: the largest of a few distances is known less well than of all."""
 _OFFSET = 1e-2
 """Of the largest value of such a quantity: what hardly varies has the digits of its size, not of its spread."""
 LEAST_LOOSENED = 1e-4
@@ -44,22 +46,27 @@ class Noise:
     """How far a framework's answers to the first rows are from the truth, or, where that is unknown, from one another.
 
     Args:
-        distances: The largest distance of each output, in its own units.
+        distances: The largest distance of each output, in its own units: of each place of a row, where these are few.
         how: What the answers were compared with.
     """
 
-    distances: Mapping[str, float] = field(default_factory=dict)
+    distances: Mapping[str, Array] = field(default_factory=dict)
     how: str = ""
 
     def joined(self, other: Noise) -> Noise:
         """The larger distance of each output."""
         names = {*self.distances, *other.distances}
-        largest = {name: max(self.distances.get(name, 0.0), other.distances.get(name, 0.0)) for name in names}
+        largest = {name: np.maximum(self.of_places(name), other.of_places(name)) for name in names}
         return Noise(largest, " and ".join(each for each in (self.how, other.how) if each))
+
+    def of_places(self, name: str) -> Array:
+        """The distances of an output, or zero; all places of a row may share one."""
+        return self.distances.get(name, np.zeros(1))
 
     def share(self, name: str, answers: Column) -> float:
         """The noise of an output, as a share of the spread of these answers."""
-        return self.distances[name] / (_spread(_values(answers)) or 1.0) if self.distances.get(name) else 0.0
+        largest = float(self.of_places(name).max())
+        return largest / (_spread(_values(answers)) or 1.0) if largest else 0.0
 
     def largest_share(self, answers: Mapping[str, Column]) -> float:
         return max((self.share(name, column) for name, column in answers.items()), default=0.0)
@@ -77,13 +84,13 @@ class Noise:
 NO_NOISE = Noise()
 
 
-def distances(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> dict[str, float]:
-    """The largest distance between two answers to the same rows, by output; of numbers, as far as shapes are alike."""
-    found: dict[str, float] = {}
+def distances(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> dict[str, Array]:
+    """The largest distances between two answers to the same rows, as `Noise` has them; of numbers of one shape."""
+    found: dict[str, Array] = {}
     for name, column in ours.items():
-        mine, other = _values(column), _values(theirs[name]) if name in theirs else np.zeros(0)
-        far = float(_apart(mine, other).max()) if mine.size and mine.shape == other.shape else float("inf")
-        if np.isfinite(far):
+        mine, other = _places(column), _places(theirs[name]) if name in theirs else np.zeros((0, 1))
+        far = _apart(mine, other).max(axis=0) if mine.size and mine.shape == other.shape else np.array([np.inf])
+        if np.isfinite(far).all():
             found[name] = far
     return found
 
@@ -143,7 +150,7 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
         return Proof(difference, problem, is_comparable=False)
     disagreement = compare(ours, theirs, tolerance, noise)
     disagreement = disagreement or _other_class(ours, theirs, noise) or _other_side(ours, theirs, noise)
-    disagreement = disagreement or _other_quantity(ours, theirs, max(tolerance, MOST_BY_NOISE))
+    disagreement = disagreement or _other_quantity(ours, theirs, max(tolerance, MOST_BY_NOISE), noise)
     return Proof(
         difference,
         str(disagreement) if disagreement is not None else None,
@@ -197,6 +204,12 @@ def _values(column: Column) -> Array:
     """All numbers of a column, whatever its rows look like; none where it holds something else, which is equal."""
     values = column if isinstance(column, np.ndarray) else leaves(to_arrow(column))[0].to_numpy(zero_copy_only=False)
     return values.reshape(-1).astype(np.float64) if values.dtype.kind in "fc" else np.zeros(0)
+
+
+def _places(column: Column) -> Array:
+    """The numbers of a column, with an axis for the places of a row where these may be quantities of their own."""
+    has_places = isinstance(column, np.ndarray) and column.ndim >= 2 and 2 <= column.shape[-1] <= _FEW
+    return _values(column).reshape(-1, column.shape[-1] if has_places else 1)
 
 
 def _first_rows(columns: Sequence[Column]) -> Column:
@@ -255,7 +268,7 @@ def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column], noise:
             continue
         mine, far = column.reshape(-1), np.abs(other.reshape(-1).astype(np.float64) - 0.5)
         sides = (mine > 0.5) != (other.reshape(-1) > 0.5)
-        tie = max(_NOISE, min(MOST_BY_NOISE * _spread(other.astype(np.float64)), noise.distances.get(name, 0.0)))
+        tie = max(_NOISE, min(MOST_BY_NOISE * _spread(other.astype(np.float64)), noise.of_places(name).max()))
         wrong = np.flatnonzero(sides & (far > tie))
         if len(wrong):
             row = int(wrong[0])
@@ -263,8 +276,10 @@ def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column], noise:
     return None
 
 
-def _other_quantity(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float) -> Disagreement | None:
-    """A value that is far off for its position in a row. A price beside a probability hides that in the whole output.
+def _other_quantity(
+    ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, noise: Noise
+) -> Disagreement | None:
+    """A value that is far off for its place in a row. A price beside a probability hides that in the whole output.
 
     Not in probabilities that add up to one: the class decides there, and digits of small ones are noise.
     """
@@ -272,15 +287,16 @@ def _other_quantity(ours: Mapping[str, Column], theirs: Mapping[str, Column], to
         other = theirs.get(name)
         if not isinstance(column, np.ndarray) or not isinstance(other, np.ndarray) or other.dtype.kind != "f":
             continue
-        if other.ndim < 2 or not 2 <= other.shape[-1] <= _FEW or np.allclose(other.sum(axis=-1), 1, atol=1e-3):
+        mine, wanted = _places(column), _places(other)
+        if wanted.shape[1] < 2 or np.allclose(wanted.sum(axis=1), 1, atol=1e-3):
             continue
-        mine, wanted = (each.astype(np.float64).reshape(-1, other.shape[-1]) for each in (column, other))
         finite = wanted[np.isfinite(wanted).all(axis=1)]
         if not len(finite):
             continue
         scale = np.maximum(np.ptp(finite, axis=0), _OFFSET * np.abs(finite).max(axis=0))
         is_small = (scale > 0) & (scale < _SMALL * _spread(wanted))
         allowed = tolerance * np.where(is_small, scale, _spread(wanted))
+        allowed = np.maximum(allowed, np.minimum(_BY_ITS_NOISE * noise.of_places(name), tolerance * _spread(wanted)))
         wrong = np.argwhere(_apart(mine, wanted) > allowed)
         if len(wrong):
             line, place = map(int, wrong[0])

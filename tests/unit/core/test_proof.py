@@ -72,6 +72,14 @@ def test_error_of_a_small_quantity_is_found_beside_a_large_one() -> None:
     assert prove({"y": ours}, {"y": theirs}, 0.1).problem is None
 
 
+def test_small_quantity_may_be_as_far_off_as_its_own_noise() -> None:
+    theirs = np.stack([1e6 * SCORES[:, 0], SCORES[:, 1]], axis=1).astype(np.float32)
+    ours = theirs + np.array([0, 0.005], np.float32) * SPREAD
+    assert prove({"y": ours}, {"y": theirs}, 1e-4).problem is not None
+    assert prove({"y": ours}, {"y": theirs}, 1e-4, Noise({"y": np.array([1.0, 1e-6])}, FLOAT64)).problem is not None
+    assert prove({"y": ours}, {"y": theirs}, 1e-4, Noise({"y": np.array([0.0, 0.01])}, FLOAT64)).problem is None
+
+
 def test_quantity_that_hardly_varies_has_the_noise_of_its_size() -> None:
     theirs = np.stack([SCORES[:, 0], 50 + 1e-4 * SCORES[:, 1], np.zeros(64)], axis=1).astype(np.float32)
     ours = (theirs * np.float32(1 + 3e-6)).astype(np.float32)
@@ -131,7 +139,7 @@ def noisy(share: float) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def measured(share: float) -> Noise:
-    return Noise({"y": share * SPREAD}, FLOAT64)
+    return Noise({"y": np.array([share * SPREAD])}, FLOAT64)
 
 
 def test_what_is_as_near_to_the_truth_as_the_framework_is_taken() -> None:
@@ -179,11 +187,14 @@ def test_classes_closer_than_the_noise_may_change_places() -> None:
 
 
 def test_noise_that_was_measured_in_two_ways_is_the_larger_one() -> None:
-    joined = Noise({"y": 1.0, "z": 2.0}, "one").joined(Noise({"y": 3.0}, "another"))
-    assert joined == Noise({"y": 3.0, "z": 2.0}, "one and another")
+    one, other = {"y": np.array([1.0, 4.0]), "z": np.array([2.0])}, {"y": np.array([3.0, 0.0])}
+    joined = Noise(one, "one").joined(Noise(other, "another"))
+    assert joined.how == "one and another"
+    assert {name: each.tolist() for name, each in joined.distances.items()} == {"y": [3.0, 4.0], "z": [2.0]}
 
 
 def test_distances_are_those_of_numbers_of_one_shape() -> None:
     ours = {"y": THEIRS, "text": np.array([b"a"], dtype=object), "gone": THEIRS, "long": THEIRS[:3]}
     theirs = {"y": THEIRS.astype(np.float64) + 0.5, "text": np.array([b"a"], dtype=object), "long": THEIRS}
-    assert distances(ours, theirs) == {"y": pytest.approx(0.5, rel=1e-6)}
+    assert list(found := distances(ours, theirs)) == ["y"]
+    assert found["y"] == pytest.approx(np.full(10, 0.5), rel=1e-6)
