@@ -162,7 +162,7 @@ class Converts(Node):
         folder = Path(os.environ["PENSTOCK_CACHE"]) / "made"
         folder.mkdir(parents=True)
         write_step(folder, b"a step")
-        return "digest-of-a-step", parcels.pack([str(folder)], bytes, ".")
+        return "digest-of-a-step", parcels.pack({".": str(folder)}, bytes)
 
     def open(self, job: NodeJob, run_name: str, kind: str = "") -> None:
         self.held.append((self.name, parcels.has_step("digest-of-a-step")))

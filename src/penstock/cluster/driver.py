@@ -96,7 +96,7 @@ class Driver:
         *,
         run: str,
         resumed: Mapping[str, Resumed] | None = None,
-        parcels: Mapping[str, Sequence[str]] | None = None,
+        parcels: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self._transport = transport
         self._state = state

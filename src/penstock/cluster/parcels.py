@@ -11,7 +11,7 @@ import os
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import IO, Generic, TypeVar, cast
 
 from penstock.errors import OutputError
@@ -46,16 +46,16 @@ def can_be_sent(*paths: str) -> bool:
     return all(map(os.path.exists, paths)) and sum(map(num_bytes, paths)) <= MOST_BYTES
 
 
-def pack(paths: Sequence[str], share: Callable[[bytes], _Shared], name: str | None = None) -> list[_Shared]:
+def pack(paths: Mapping[str, str], share: Callable[[bytes], _Shared]) -> list[_Shared]:
     """Give files and folders to `share`, piece by piece; returns what it made of them.
 
-    `name` is what it is called in the parcel; "." puts what is in the folder there.
+    `paths` have the names that they get in the parcel; "." puts what is in the folder there.
     """
     pieces = _Pieces(share)
     stream = cast(IO[bytes], pieces)
     with tarfile.open(mode="w|", fileobj=stream, bufsize=PIECE_BYTES, dereference=True) as archive:
-        for path in paths:
-            archive.add(path, name or os.path.basename(path), filter=_regular)
+        for name, path in paths.items():
+            archive.add(path, name, filter=_regular)
     return pieces.shared
 
 
@@ -73,7 +73,7 @@ def converted_step(started: Started) -> tuple[str, list[bytes]] | None:
     model = started.decision.setting.model
     if model is None or model.kind != "converted" or not can_be_sent(model.location):
         return None
-    return os.path.basename(model.location), pack([model.location], bytes, ".")
+    return os.path.basename(model.location), pack({".": model.location}, bytes)
 
 
 def has_step(name: str) -> bool:

@@ -22,7 +22,7 @@ class Shipping:
         parcels: What can be sent: files and folders by digest.
     """
 
-    def __init__(self, call: Call, share: Callable[[bytes], Any], parcels: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, call: Call, share: Callable[[bytes], Any], parcels: Mapping[str, Mapping[str, str]]) -> None:
         self._call = call
         self._share = share
         self._parcels = parcels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -312,8 +313,8 @@ def _by_node(said: Mapping[str, str]) -> str:
     return "; ".join(f"{names}: {text}" for text, names in named.items() if text)
 
 
-def _parcels_of(job: NodeJob) -> dict[str, list[str]]:
+def _parcels_of(job: NodeJob) -> dict[str, dict[str, str]]:
     """What can be sent to nodes that do not have it, by digest."""
-    known = {job.model.digest: [job.model.location]}
+    known = {job.model.digest: {os.path.basename(job.model.location): job.model.location}}
     known |= {digest: parts_of_module(name) for name, digest in job.modules.items()}
-    return {digest: paths for digest, paths in known.items() if can_be_sent(*paths)}
+    return {digest: paths for digest, paths in known.items() if can_be_sent(*paths.values())}

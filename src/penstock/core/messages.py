@@ -23,13 +23,15 @@ class Asked:
 
     It returns the answers to `answers_rows` rows, to be compared with others; with `is_alone`, also the answers to each
     of these rows alone. With a `tolerance`, it tries whether padding changes an answer. It returns `learn_rows` rows as
-    a result has them, from which a function behind the model learns its types.
+    a result has them, from which a function behind the model learns its types. Of rows that no sample has it tries the
+    kinds of `strangers`, or, without these, those that are safe to try.
     """
 
     answers_rows: int = 0
     is_alone: bool = False
     tolerance: float | None = None
     learn_rows: int = 0
+    strangers: tuple[str, ...] | None = None
 
 
 NOTHING_ASKED = Asked()

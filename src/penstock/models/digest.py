@@ -1,15 +1,14 @@
 """Digests of model files and of modules: they change whenever what a job reads of them does."""
 
+import ast
+import contextlib
 import hashlib
 import importlib.util
 import os
-import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 
 from penstock.errors import ModelError
-
-_IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([\w., \t]+))", re.MULTILINE | re.ASCII)
 
 
 def of_files(paths: Iterable[tuple[str, str]]) -> str:
@@ -48,46 +47,82 @@ def of_module(module: str) -> str | None:
 
     The module is not imported: it could import a framework into this process.
     """
-    sources = [(os.path.relpath(path, os.path.dirname(part)), path) for part in parts_of_module(module)
-               for path in _sources(part)]  # fmt: skip
+    parts = parts_of_module(module)
+    sources = [(path.replace(part, name, 1), path) for name, part in parts.items() for path in _sources(part)]
     return of_files(sources) if sources else None
 
 
-def parts_of_module(module: str) -> list[str]:
-    """The files and packages that a module needs, found by name: its own whole package, or its file, and what these
-    import from the folder that they are in. What is installed changes with its version, and is taken alone.
+def parts_of_module(module: str) -> dict[str, str]:
+    """The packages and files that a module needs, by the names that they have below the folder of all: its own whole
+    package, or its file, and what these import from that folder. What is installed is taken alone.
     """
-    if find_module(module) is None:
-        return []
-    spec = importlib.util.find_spec(module.partition(".")[0])
+    path = find_module(module)
+    if path is None:
+        return {}
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
     assert spec is not None
-    parts = list(spec.submodule_search_locations or [str(spec.origin)])
-    folder = os.path.dirname(parts[0])
-    if folder in sysconfig.get_paths().values():
-        return parts
-    for part in parts:  # which grows
-        for name in sorted(set().union(*map(_imported, _sources(part)))):
-            path = os.path.join(folder, name)
-            found = path + ".py" if os.path.isfile(path + ".py") else path
-            is_code = found != path or os.path.isfile(os.path.join(path, "__init__.py"))
-            if is_code and found not in parts:
-                parts.append(found)
-    return parts
+    if spec.has_location:
+        path, rest = str(spec.origin), []
+    path = os.path.dirname(path) if os.path.basename(path) == "__init__.py" else path
+    folder = os.path.normpath(os.path.join(os.path.dirname(path), *[".."] * len(rest)))
+    is_installed = folder in sysconfig.get_paths().values()
+    found, new = dict[str, str](), [path]
+    while new:
+        part = new.pop()
+        found[os.path.relpath(part, folder)] = part
+        others = [] if is_installed else sorted(_imported(part, folder))
+        new += [other for other in others if other not in (*found.values(), *new)]
+    return dict(sorted(found.items()))
 
 
 def _sources(part: str) -> list[str]:
     if os.path.isfile(part):
         return [part]
-    paths = (os.path.join(parent, name) for parent, _, names in os.walk(part) for name in names)
-    return sorted(path for path in paths if path.endswith(".py"))
+    found = []
+    for parent, folders, names in os.walk(part):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(parent, name) for name in names if name.endswith(".py")]
+    return sorted(found)
 
 
-def _imported(path: str) -> set[str]:
-    """The first names of what a file imports; also of a line of text that reads like it."""
-    with open(path, "rb") as file:
-        found = _IMPORT.findall(file.read())
-    names = (name for one, several in found for name in (one, *several.split(b",")))
-    return {name.split()[0].partition(b".")[0].decode() for name in names if name.strip()}
+def _imported(part: str, folder: str) -> set[str]:
+    """What a file, or the files of a package, import from a folder: packages, and files that are in none."""
+    beside = [name.removesuffix(".py").encode() for name in os.listdir(folder)]
+    found = set[str | None]()
+    for path in _sources(part):
+        package = os.path.relpath(os.path.dirname(path), folder).split(os.sep)
+        with contextlib.suppress(OSError, SyntaxError, ValueError):  # what cannot be read cannot be imported
+            with open(path, "rb") as file:
+                content = file.read()
+            if part != path and not any(name in content for name in beside):
+                continue  # a large package is not parsed for nothing
+            nodes = ast.walk(ast.parse(content))
+            found.update(_located(name, folder) for node in nodes for name in _names(node, package))
+    return {path for path in found if path is not None}
+
+
+def _names(node: ast.AST, package: list[str]) -> list[str]:
+    """The modules that a statement may import; `package` is the one that the statement is in."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    start = package[: len(package) + 1 - node.level] if node.level else []
+    module = ".".join([*(name for name in start if name != "."), *filter(None, [node.module])])
+    return [module, *(f"{module}.{alias.name}".removeprefix(".") for alias in node.names)]
+
+
+def _located(name: str, folder: str) -> str | None:
+    """The package that a module is in, or its file where it is in none."""
+    path = folder
+    for piece in filter(None, name.split(".")):
+        path = os.path.join(path, piece)
+        if os.path.isfile(os.path.join(path, "__init__.py")):
+            return path
+        if os.path.isfile(path + ".py"):
+            return path + ".py"
+    return None
 
 
 def find_module(module: str) -> str | None:

@@ -191,8 +191,6 @@ def start(
         raise
     model = setting.model
     if proof is not None and model is not None and model.kind == "converted":
-        if proof.of_nan is not None:
-            context.note(f"{setting.runtime}: {proof.of_nan}")
         store.note_agreement(model.location, model, setting.runtime, setting.placement.devices[0], proof)
     return Contender(setting, engine, prepared_s, proof)
 
@@ -246,7 +244,13 @@ def answer_first_rows(
         job = replace(job, decoder=None)  # loaders make the same of these few
     if not job.buckets and started.signature.fixed_batch is None:
         job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
-    return prepare_beside(started, setting, job, Asked(len(started.prepared.answered)), context.unseen(clock))
+    return prepare_beside(
+        started,
+        setting,
+        job,
+        Asked(len(started.prepared.answered), strangers=tuple(started.prepared.strangers)),
+        context.unseen(clock),
+    )
 
 
 def proof_of(ours: Prepared, own: Prepared, tolerance: float, noise: Noise = NO_NOISE) -> Proof:

@@ -54,6 +54,9 @@ def convert_if_needed(
         context.note("comparing the converted model with the model's own framework")
         _convert_and_compare(exact, runtime, model, request, context)
     store.touch(folder)
+    of_nan = store.difference_of_nan(folder, exact, runtime, device)
+    if of_nan is not None:
+        context.note(f"{runtime}: {of_nan}")
     return file
 
 
@@ -61,7 +64,10 @@ def _convert_and_compare(
     file: ModelFile, runtime: str, model: ModelFile, request: Request, context: RunContext
 ) -> None:
     """Convert the model to `file`, unless that is done, and check that this gives the model's answers."""
-    options = replace(request.options, runtime=None, precision="model")
+    options, is_asked_for = (
+        replace(request.options, runtime=None, precision="model"),
+        request.options.runtime is not None,
+    )
     own_request = Request(request.source, options, answers_rows=CHECKED_ROWS)
     own = bring_up.start(replace(model, precision="model"), own_request, replace(context, meter=Meter()))
     with contextlib.closing(own):
@@ -70,7 +76,7 @@ def _convert_and_compare(
         if problem is not None:
             raise ModelError("the model does not convert", received=problem, hint="another --runtime runs it as it is")
         setting = replace(own.decision.setting, runtime=runtime, model=file).placed(devices=own.placement.devices[:1])
-        contender.start(setting, own, options.tolerance, context, clock, is_asked_for=True).engine.close()
+        contender.start(setting, own, options.tolerance, context, clock, is_asked_for=is_asked_for).engine.close()
 
 
 def _convert(own: Started, model: ModelFile, folder: str, clock: Clock) -> str | None:

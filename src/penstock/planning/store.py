@@ -71,6 +71,7 @@ def _run_facts(options: PredictOptions, devices: Iterable[Device]) -> dict[str, 
         **steps.as_json(options, lambda option: option.plan is PlanKey.RUN),
         "hardware": [[device.kind, device.name, device.memory_bytes] for device in devices] + [usable_cores()],
         "versions": _versions(),
+        "format": FORMAT,
     }
 
 
@@ -256,17 +257,31 @@ def _checksum(path: str, size: int, mtime_ns: int) -> str:
 def note_agreement(folder: str, model: ModelFile, runtime: str, device: Device, proof: Proof) -> None:
     """Note that a converted step answers as the model's own framework does on this runtime, but for a difference."""
     with contextlib.suppress(OSError):
-        _write(_agreement_path(folder, model, runtime, device), f"{proof.difference!r} {proof.needed!r}")
+        noted = {"difference": proof.difference, "needed": proof.needed, "of_nan": proof.of_nan}
+        _write(_agreement_path(folder, model, runtime, device), json.dumps(noted))
 
 
 def is_agreed(folder: str, model: ModelFile, runtime: str, device: Device, tolerance: float) -> bool:
     """Whether `note_agreement` was called for it before, with a difference that the tolerance or noise allows."""
     try:
-        with open(_agreement_path(folder, model, runtime, device), encoding="utf-8", opener=regular) as file:
-            difference, needed = map(float, file.read().split())
-        return (needed if tolerance >= LEAST_LOOSENED else difference) <= tolerance
-    except _UNREADABLE:
+        noted = _read_agreement(folder, model, runtime, device)
+        return float(noted["needed" if tolerance >= LEAST_LOOSENED else "difference"]) <= tolerance
+    except (*_UNREADABLE, KeyError, TypeError):
         return False
+
+
+def difference_of_nan(folder: str, model: ModelFile, runtime: str, device: Device) -> str | None:
+    """How rows with NaN are answered otherwise, if that was noted."""
+    try:
+        of_nan = _read_agreement(folder, model, runtime, device)["of_nan"]
+        return None if of_nan is None else str(of_nan)
+    except (*_UNREADABLE, KeyError, TypeError):
+        return None
+
+
+def _read_agreement(folder: str, model: ModelFile, runtime: str, device: Device) -> Any:
+    with open(_agreement_path(folder, model, runtime, device), encoding="utf-8", opener=regular) as file:
+        return json.load(file)
 
 
 def _agreement_path(folder: str, model: ModelFile, runtime: str, device: Device) -> str:

@@ -2,8 +2,9 @@
 
 JAX and TensorFlow find a step by all that decides it: the program, its shapes, and the flags of the compiler. Beside
 each file lies its digest, written once the file is whole: one that was cut short, altered or put there by somebody else
-is removed before the framework reads it, and made anew. A file without a digest may be one that another process is
-writing, and stays for some minutes: only a process that found its name free signs it.
+is removed before the framework reads it, and made anew. A new file without a digest may be one that another process is
+writing, and stays for some minutes: only a process that found its name free signs it. JAX, which may meet a half one of
+a process that was killed, sees that it cannot be unpacked, and compiles.
 
 Kernels are chosen without timing them (see `environment.xla_flags`), so a kept step and a new one give the same bits,
 and clearing the cache changes none.
@@ -156,7 +157,7 @@ def _is_unfinished(path: str) -> bool:
     file = path.removesuffix(_DIGEST)
     try:
         has_both = os.path.exists(file) and os.path.exists(file + _DIGEST)
-        return not has_both and is_own(path) and time.time() - os.stat(path).st_mtime < _UNFINISHED_S
+        return not has_both and is_own(path) and 0 <= time.time() - os.stat(path).st_mtime < _UNFINISHED_S
     except OSError:
         return False
 

@@ -175,9 +175,9 @@ class OpenVinoRuntime:
         properties = _properties(core, model, threads)
         if model.kind == "converted":
             step = read_step(model)
-            if step.wide_arithmetic is not None:
+            if step.refused_by_openvino is not None:
                 raise RefusedByRuntime(
-                    "OpenVINO cuts whole numbers to 32 bits", received=f"{step.wide_arithmetic} of 64 bits in the model"
+                    "OpenVINO does not run all of the model as it is", received=step.refused_by_openvino
                 )
             return OpenVinoConverted(Network(core, _read(core, step.path), properties), step)
         return OpenVinoReplica(Network(core, _read(core, model.location), properties), model)

@@ -50,9 +50,29 @@ def test_module_of_a_package_is_covered_with_the_whole_package(code: Path) -> No
     assert not is_covered("own_package.layers", other)
 
 
-def test_folder_without_init_is_a_package_too(code: Path) -> None:
-    write(code / "own_folder" / "layers.py", "import own_folder.maths\n")
-    assert is_covered("own_folder.layers", write(code / "own_folder" / "maths.py"))
+@pytest.mark.parametrize("line", ["import own_folder.maths", "from own_folder import maths", "from . import maths"])
+def test_files_of_folders_without_init_are_covered_where_they_are_imported(code: Path, line: str) -> None:
+    write(code / "own_folder" / "layers.py", line)
+    maths = write(code / "own_folder" / "maths.py")
+    unused = write(code / "own_folder" / "unused.py")
+    write(code / "own_model.py", "from own_folder.layers import layer\n")
+    for module in ("own_folder.layers", "own_model"):
+        assert is_covered(module, maths)
+        assert not is_covered(module, unused)
+
+
+def test_package_in_a_folder_without_init_is_covered_whole(code: Path) -> None:
+    write(code / "own_folder" / "unused.py")
+    (code / "own_folder" / "inner").mkdir()
+    write(code / "own_folder" / "inner" / "__init__.py")
+    maths = write(code / "own_folder" / "inner" / "maths.py")
+    assert list(parts_of_module("own_folder.inner")) == [str(Path("own_folder", "inner"))]
+    assert is_covered("own_folder.inner", maths)
+
+
+def test_hidden_folders_of_a_package_are_left_out(code: Path) -> None:
+    write(code / "own_package" / "__init__.py")
+    assert not is_covered("own_package", write(code / "own_package" / ".venv" / "junk.py"))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +82,8 @@ def test_folder_without_init_is_a_package_too(code: Path) -> None:
         "import os, own_maths as m",
         "from own_maths import scale",
         "def f():\n\tfrom own_maths import x",
+        "import os; import \\\n own_maths",
+        "try: from own_maths import x\nexcept ImportError: pass",
     ],
 )
 def test_what_a_module_imports_from_its_folder_is_covered(code: Path, line: str) -> None:
@@ -85,10 +107,8 @@ def test_digest_does_not_tell_where_the_code_lies(code: Path, tmp_path: Path, mo
 
 
 def test_installed_packages_are_taken_alone() -> None:
-    (part,) = parts_of_module("pyarrow.parquet")
-    assert Path(part).name == "pyarrow"
-    (part,) = parts_of_module("json")
-    assert Path(part).name == "json"
+    assert list(parts_of_module("pyarrow.parquet")) == ["pyarrow"]
+    assert list(parts_of_module("json")) == ["json"]
 
 
 def test_unknown_module_has_no_digest() -> None:

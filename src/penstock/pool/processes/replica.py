@@ -231,7 +231,9 @@ class ReplicaProcess:
                 prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
             # What is measured must run: rows that fail have no place in it.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
-            prepared = replace(prepared, strangers=answer_strangers(self._replica, self._first_rows))
+            prepared = replace(
+                prepared, strangers=answer_strangers(self._replica, self._first_rows, message.asked.strangers)
+            )
             self._keeper.restore()
         may_warm = message.job.state == NONE and message.lanes > 1 and not message.is_alone
         if may_warm and isinstance(self._replica, Registering):

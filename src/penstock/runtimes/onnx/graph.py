@@ -15,6 +15,7 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Sum", "Neg", "CumSum",
 _LARGE_BYTES = 1 << 10
 _FLOATS = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")
 _SIGNED = ("INT32", "INT64")
+_LARGEST = 2**31 - 1
 _WIDE = ("INT64", "UINT64", "UINT32")
 
 
@@ -149,45 +150,61 @@ def unknown_operations(graph: Any) -> Iterator[str]:
             yield from unknown_operations(body)
 
 
-def reject_negative_ids(proto: Any) -> None:
+def reject_negative_ids(proto: Any, kinds: Mapping[str, str]) -> None:
     """Let ids and classes below zero be out of range, as in TensorFlow; ONNX would count them from the end."""
     from onnx.helper import make_node
     from onnx.numpy_helper import from_array
 
-    kinds, rows = _element_types(proto), {each.name for each in proto.graph.input}
+    rows = {each.name for each in proto.graph.input}
     found = [(node, _IDS[node.op_type]) for node in _reached(proto.graph, rows) if node.op_type in _IDS]
     places = {node.output[0]: place for node, place in found if node.input[place] in rows}
-    for graph in _graphs(proto.graph):
-        for node in [node for node in graph.node if node.output[0] in places]:
-            name = node.output[0]
-            ids = node.input[places[name]]
-            if kinds.get(ids) not in _SIGNED:
-                continue
-            zero, beyond = (np.array(value, kinds[ids].lower()) for value in (0, np.iinfo(np.int32).max))
-            graph.initializer.extend([from_array(zero, f"{name}/zero"), from_array(beyond, f"{name}/beyond")])
-            is_below = make_node("Less", [ids, f"{name}/zero"], [f"{name}/is_below"])
-            checked = make_node("Where", [f"{name}/is_below", f"{name}/beyond", ids], [f"{name}/ids"])
-            node.input[places[name]] = f"{name}/ids"
-            index = next(index for index, each in enumerate(graph.node) if each.output[0] == name)
-            for before in (checked, is_below):
-                graph.node.insert(index, before)
+    for graph in list(_graphs(proto.graph)):
+        nodes = []
+        for node in graph.node:
+            place = places.get(node.output[0])
+            if place is not None and kinds.get(node.input[place]) in _SIGNED:
+                ids, name = node.input[place], node.output[0]
+                zero, beyond = (np.array(value, kinds[ids].lower()) for value in (0, _LARGEST))
+                graph.initializer.extend([from_array(zero, f"{name}/zero"), from_array(beyond, f"{name}/beyond")])
+                nodes.append(make_node("Less", [ids, f"{name}/zero"], [f"{name}/is_below"]))
+                nodes.append(make_node("Where", [f"{name}/is_below", f"{name}/beyond", ids], [f"{name}/ids"]))
+                node.input[place] = f"{name}/ids"
+            nodes.append(node)
+        if len(nodes) > (before := len(graph.node)):
+            graph.node.extend(nodes)
+            del graph.node[:before]
 
 
-def wide_arithmetic(proto: Any) -> str | None:
-    """An operation that may need more than 31 bits of whole numbers from the rows; None where there is none.
+def refused_by_openvino(proto: Any, kinds: Mapping[str, str]) -> str | None:
+    """Why OpenVINO would answer some rows otherwise, or end the process; None where it does neither.
 
-    Shapes are 64 bits wide in every ONNX graph, and do not count: no batch has 2^31 rows. Nor do ids: no table has.
+    It cuts whole numbers to 31 bits. Shapes are 64 bits wide in every ONNX graph, and do not count: no batch has 2^31
+    rows. Nor do ids: no table has.
     """
-    kinds = _element_types(proto)
-    wide = {each.name for each in proto.graph.input if kinds[each.name] in _WIDE}
-    for node in proto.graph.node:
-        if not wide.isdisjoint(node.input) and node.op_type not in _IDS:
-            return str(node.op_type)
-    for node in _reached(proto.graph, {each.name for each in proto.graph.input}):
+    rows = {each.name for each in proto.graph.input}
+    wide = {name for name in rows if kinds[name] in _WIDE}
+    wide |= {each.name for graph in _graphs(proto.graph) for each in graph.initializer if _is_beyond(each)}
+    for node in _reached(proto.graph, rows):
         is_cut = node.op_type == "Cast" and kinds.get(node.input[0]) in _FLOATS
-        if (is_cut or node.op_type in _ARITHMETIC) and kinds.get(node.output[0]) in _WIDE:
-            return str(node.op_type)
+        gives_wide = kinds.get(node.output[0]) in _WIDE
+        reads_wide = node.op_type not in (*_IDS, "Slice") and not wide.isdisjoint(node.input)
+        looks_up_wide = node.op_type in _IDS and gives_wide and not wide.isdisjoint(node.input)
+        if ((is_cut or node.op_type in _ARITHMETIC) and gives_wide) or reads_wide or looks_up_wide:
+            return f"whole numbers are cut to 32 bits: {node.op_type} of 64 bits in the model"
+        if node.op_type == "GatherND" and node.input[1] in rows:
+            return "an id that is out of range ends the process: GatherND in the model"
     return None
+
+
+def _is_beyond(constant: Any) -> bool:
+    """Whether a constant of whole numbers has one that 31 bits do not hold."""
+    from onnx import TensorProto
+    from onnx.numpy_helper import to_array
+
+    if TensorProto.DataType.Name(constant.data_type) not in _WIDE:
+        return False
+    values = to_array(constant)
+    return bool(values.size) and (int(values.max()) > _LARGEST or int(values.min()) < -_LARGEST - 1)
 
 
 def _reached(graph: Any, rows: set[str]) -> list[Any]:
@@ -239,7 +256,7 @@ def _graphs(graph: Any) -> Iterator[Any]:
             yield from _graphs(body)
 
 
-def _element_types(proto: Any) -> dict[str, str]:
+def element_types(proto: Any) -> dict[str, str]:
     """The types of the elements of all tensors, at any depth, as ONNX calls them."""
     kinds: dict[str, str] = {}
     for graph in _graphs(proto.graph):

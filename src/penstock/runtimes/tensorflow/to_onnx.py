@@ -22,16 +22,17 @@ from penstock.core.state import NONE, SEEDS
 from penstock.errors import ModelError, OutputError, PenstockError, one_line
 from penstock.runtimes.frameworks import tf
 from penstock.runtimes.onnx.graph import (
+    element_types,
     embed,
     embed_weights,
     from_erfc,
     from_floor_div,
     from_floor_mod,
+    refused_by_openvino,
     reject_negative_ids,
     release_constants,
     skeleton,
     unknown_operations,
-    wide_arithmetic,
 )
 from penstock.runtimes.tensorflow.graph_changes import changes_of, has_loops
 
@@ -70,14 +71,14 @@ class ConvertedStep:
         signature: What the original model takes and gives.
         inputs: The inputs that are fed, to their names in the file. What the answers do not depend on is not in it.
         outputs: Names in the file to the names that the step gave, in its order.
-        wide_arithmetic: An operation in it that needs whole numbers of 64 bits.
+        refused_by_openvino: Why OpenVINO would answer some rows otherwise, or end the process.
     """
 
     path: str
     signature: Signature
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
-    wide_arithmetic: str | None = None
+    refused_by_openvino: str | None = None
 
 
 def read_step(model: ModelFile) -> ConvertedStep:
@@ -97,7 +98,7 @@ def read_step(model: ModelFile) -> ConvertedStep:
             Signature.from_json(document["signature"]),
             document["inputs"],
             document["outputs"],
-            document["wide_arithmetic"],
+            document["refused_by_openvino"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError("this is not a converted model", received=f"{path}: {one_line(error)}") from None
@@ -127,11 +128,12 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
             proto, names = _convert(step, signature, bindings, records)
             _refuse_unknown(proto)
             _refuse_failed(records)
-            wide = wide_arithmetic(proto)
-            reject_negative_ids(proto)
+            kinds = element_types(proto)
+            refused = refused_by_openvino(proto, kinds)
+            reject_negative_ids(proto, kinds)
             _check(proto)
         inputs = {binding.input: f"input_{index}" for index, binding in enumerate(bindings)}
-        _write(proto, signature, inputs, names, wide, folder)
+        _write(proto, signature, inputs, names, refused, folder)
     except _NotConvertible as reason:
         return str(reason)
     except PenstockError as error:
@@ -396,7 +398,7 @@ def _write(
     signature: Signature,
     inputs: Mapping[str, str],
     names: Sequence[str],
-    wide: str | None,
+    refused: str | None,
     folder: str,
 ) -> None:
     taken = {node.name for node in proto.graph.input}
@@ -415,7 +417,7 @@ def _write(
     }
     content = proto.SerializeToString()  # which may fail, before there is a file
     digest = f"{google_crc32c.value(content):08x}"
-    document |= {"num_bytes": len(content), "digest": digest, "wide_arithmetic": wide}
+    document |= {"num_bytes": len(content), "digest": digest, "refused_by_openvino": refused}
     for name, written in ((_MODEL, content), (_SIGNATURE, json.dumps(document, indent=1).encode())):
         with open(os.path.join(folder, name), "wb") as opened:
             opened.write(written)
