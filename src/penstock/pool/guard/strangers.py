@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.core.agreement import NANS, Strangers
 from penstock.core.protocols import Looping, Replica
-from penstock.core.records import Array, Columns
+from penstock.core.records import Array, Column, Columns
 from penstock.errors import PenstockError
 
 _STRANGER = 1 << 24
@@ -36,8 +36,13 @@ def answer_strangers(replica: Replica, first_rows: Columns, kinds: Sequence[str]
         except Exception:
             found[kind] = None
         else:
-            found[kind] = {name: output[:_ROWS].copy() for name, output in answers.items()}
+            found[kind] = {name: _first(output) for name, output in answers.items()}
     return found
+
+
+def _first(output: Column) -> Column:
+    """Some answers, which stay as they are while the next batch runs."""
+    return output[:_ROWS].copy() if isinstance(output, np.ndarray) else output[:_ROWS]
 
 
 def _strange(first_rows: Columns) -> Iterator[tuple[str, Columns]]:
