@@ -247,6 +247,24 @@ def wide_loop() -> tuple[Case, Any]:
     return Case("wide loop", None, {"x": np.arange(ROWS, dtype="i4")}, {}), signed(multiply, x=tf.int32)
 
 
+def wide_table() -> tuple[Case, Any]:
+    """Whole numbers of 64 bits come out of a table, by ids of 32."""
+    table = tf.constant(np.arange(10, dtype="i8") * 10**12)
+    return Case("wide table", None, {"x": np.arange(ROWS, dtype="i4")}, {}), signed(
+        lambda x: {"prices": tf.gather(table, x)}, x=tf.int32
+    )
+
+
+def last_of_each() -> tuple[Case, Any]:
+    """One of four values of each row: OpenVINO looks for it without asking whether there is one."""
+
+    def pick(x: Any) -> Any:
+        values = tf.cast(x, tf.float32)[:, None] + tf.range(4, dtype=tf.float32)
+        return {"last": tf.gather_nd(values, tf.stack([tf.range(tf.size(x)), tf.cast(x, tf.int32) - 1], axis=1))}
+
+    return Case("last of each", None, {"x": np.array([1, 2, 3, 4, 2, 1], "i2")}, {}), signed(pick, x=tf.int16)
+
+
 def signed(function: Any, **types: Any) -> Any:
     module = tf.Module()
     specs = [tf.TensorSpec([None], kind, name) for name, kind in types.items()]
@@ -278,7 +296,7 @@ def main(folder: Path) -> None:
         ("frozen_graph", frozen_graph(folder / "frozen.pb"), folder / "frozen.pb"),
     ):
         told[case.name] = convert(folder, ModelFile(kind, str(path), "", ("tensorflow",), **case.options), case)
-    for case, module in (divided(), carried(), wide_loop()):
+    for case, module in (divided(), carried(), wide_loop(), wide_table(), last_of_each()):
         path = folder / f"saved {case.name}"
         tf.saved_model.save(module, str(path), signatures=module.run)
         told[case.name] = convert(folder, ModelFile("saved_model", str(path), "", ("tensorflow",)), case)
