@@ -58,7 +58,7 @@ def _check_curves(result: dict[str, Any]) -> None:
     assert result["weights"] < 1e-3, result
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+@pytest.mark.parametrize("backend", [pytest.param("tensorflow", marks=pytest.mark.slow), "torch"])
 def test_a_batch_that_does_not_fit_into_memory_is_worked_on_in_pieces(backend: str) -> None:
     """The error is a real one: a layer asks for more memory than the machine has, for more than 10 heavy rows of a
     device. The pieces that were added up before one failed count for nothing."""

@@ -36,6 +36,7 @@ def trainer_of(mark: str) -> psutil.Process | None:
     return next(iter(marked(mark, TRAINER)), None)
 
 
+@pytest.mark.slow
 def test_a_stopped_trainer_is_noticed_and_started_again_from_the_last_checkpoint(
     made: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_an_input_that_changes_while_it_is_trained_on_ends_the_job_before_the_ne
     assert_same_job(output, undisturbed)
 
 
+@pytest.mark.slow
 def test_balanced_classes_weigh_training_rows_only_as_class_weight_of_keras_does(
     made: Path, penstock_run: Penstock, tmp_path: Path
 ) -> None:

@@ -205,6 +205,7 @@ def test_machines_that_are_not_alike_are_one_table_before_any_work(photos: Path,
     ]
 
 
+@pytest.mark.slow
 def test_gang_that_loses_a_worker_three_times_without_a_checkpoint_is_given_up(photos: Path, tmp_path: Path) -> None:
     class Loses(PlainMachines):
         """One of its machines dies each time when training is to begin."""
@@ -225,6 +226,7 @@ def test_gang_that_loses_a_worker_three_times_without_a_checkpoint_is_given_up(p
     machines.close()
 
 
+@pytest.mark.slow
 def test_gang_whose_machine_left_says_how_the_last_one_ended(photos: Path, tmp_path: Path) -> None:
     class Leaves(PlainMachines):
         """One of its machines dies, and does not come back."""

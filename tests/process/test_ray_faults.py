@@ -53,6 +53,7 @@ def job(
     return ClusterJob(inputs, f"s3://{ray_episodes.BUCKET}/{tmp_path.name}", "parquet", cluster_and_store[1])
 
 
+@pytest.mark.slow
 def test_node_that_is_cut_off_and_comes_back_changes_no_byte(tmp_path: Path) -> None:
     inputs, disk = tmp_path / "inputs", LocalFileSystem()
     chaos_jobs.write_inputs(inputs, tensorflow=False, num_rows=8000)

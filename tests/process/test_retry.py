@@ -226,6 +226,7 @@ def named_otherwise(block: dict[str, Any]) -> dict[str, Any]:
     return {"z": block["x"]}
 
 
+@pytest.mark.slow
 def test_function_that_gives_other_columns_is_not_retried_with(tmp_path: Path) -> None:
     model, output = tmp_path / "double.onnx", tmp_path / "out"
     double = [onnx_models.node("Add", ["x", "x"], ["doubled"])]
