@@ -64,10 +64,7 @@ def _convert_and_compare(
     file: ModelFile, runtime: str, model: ModelFile, request: Request, context: RunContext
 ) -> None:
     """Convert the model to `file`, unless that is done, and check that this gives the model's answers."""
-    options, is_asked_for = (
-        replace(request.options, runtime=None, precision="model"),
-        request.options.runtime is not None,
-    )
+    options, is_asked_for = replace(request.options, runtime=None, precision="model"), bool(request.options.runtime)
     own_request = Request(request.source, options, answers_rows=CHECKED_ROWS)
     own = bring_up.start(replace(model, precision="model"), own_request, replace(context, meter=Meter()))
     with contextlib.closing(own):

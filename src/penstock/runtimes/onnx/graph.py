@@ -17,8 +17,6 @@ _FLOATS = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")
 _SIGNED = ("INT32", "INT64")
 _LARGEST = 2**31 - 1
 _WIDE = ("INT64", "UINT64", "UINT32")
-
-
 _IDS = {"Gather": 1, "GatherND": 1, "OneHot": 0}
 """Operations that look ids up, and which input these are."""
 
