@@ -185,17 +185,22 @@ class Plan:
         """The rows a second that were measured for a choice; 0 where nothing was."""
         return max((trial.rows_per_s for trial in self.trials if trial.setting == choice.setting), default=0.0)
 
-    def rate_with(self, trial: Trial) -> float:
-        """About how many rows a second the whole job does with one of the trials."""
+    def rate_with(self, rows_per_s: float) -> float:
+        """About how many rows a second the whole job does where the model does so many."""
         share = self.rows_per_s / (self.rate_of(self.choice) or self.rows_per_s or 1.0)
-        return trial.rows_per_s * share if self.bound_by == "computing" else min(trial.rows_per_s, self.rows_per_s)
+        return rows_per_s * share if self.bound_by == "computing" else min(rows_per_s, self.rows_per_s)
 
     def done_in(self, trial: Trial) -> float:
         """About how many seconds the whole input takes with one of the trials, its start included."""
-        return trial.start_s + self.rows / max(self.rate_with(trial), 1e-9)
+        return trial.start_s + self.rows / max(self.rate_with(trial.rows_per_s), 1e-9)
 
-    def is_sooner_than(self, rows_per_s: float) -> bool:
-        """Whether its choice is done sooner, start included, than what runs already, at so many rows a second."""
+    def is_sooner_than(self, present: Choice, promised: float) -> bool:
+        """Whether its choice is done sooner, start included, than what runs already.
+
+        Of that, the search may know the speed; else it is what the warm-up promised, in rows a second.
+        """
+        measured = self.rate_of(present)
+        rows_per_s = self.rate_with(measured) if measured else promised
         return self.seconds < self.rows / max(rows_per_s, 1e-9)
 
     def soonest(self, runtimes: Collection[str]) -> Plan:
@@ -213,7 +218,7 @@ class Plan:
             return self
         choice = Choice(*best.setting, precision=self.choice.precision)
         reason = f"{rate(best.rows_per_s)}, and with its start done sooner than {self.choice.told_from(choice)}"
-        rows_per_s, start_s = round(self.rate_with(best), 3), best.start_s
+        rows_per_s, start_s = round(self.rate_with(best.rows_per_s), 3), best.start_s
         return replace(self, choice=choice, rows_per_s=rows_per_s, start_s=start_s, reason=reason).for_rows(self.rows)
 
     @property

@@ -17,7 +17,7 @@ from penstock.core.plans import Choice, Plan, Trial, own_of
 from penstock.core.protocols import Tunable
 from penstock.core.records import Device, ModelFile
 from penstock.core.tuning import Ladder, Point
-from penstock.errors import Interrupted, PenstockError
+from penstock.errors import Interrupted, OutputError, PenstockError
 from penstock.jobs.bring_up import Started
 from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
@@ -189,9 +189,13 @@ class Search:
         return SearchResult(choice, best.rate, best.contender.start_s, self.trials, reason, self._is_cut_short, left)
 
     def _reason(self, best: _Best, own: Contender) -> str:
-        """How fast the best one is, compared with the model's own framework at the batch size of the rule of thumb."""
+        """How fast the best one is, compared with the model's own framework at the batch size of the rule of thumb.
+
+        The last time that this was measured counts: the machine may have been less busy before.
+        """
         size = self.started.job.batch_size
-        by_rule = max((point.rows_per_s for point, _ in own.points if point.batch_size == size), default=0.0)
+        rates = [point.rows_per_s for point, _ in own.points if point.batch_size == size and point.problem is None]
+        by_rule = rates[-1] if rates else 0.0
         if not by_rule:
             return rate(best.rate)
         if (best.contender, best.point.batch_size, best.lanes) == (own, size, own.setting.placement.lanes):
@@ -243,9 +247,11 @@ class Search:
         except OutOfTime:
             self._is_cut_short = True
             self._conversion_problem = f"not tried: converting the model takes more than {allowed_s:.0f} s"
-        except (PenstockError, OSError) as error:
-            problem = error.problem if isinstance(error, PenstockError) else str(error)
-            self._conversion_problem = f"the model does not convert: {problem}"
+        except (OutputError, OSError) as error:
+            why = error.received if isinstance(error, OutputError) else error
+            self._conversion_problem = f"its conversion cannot be kept: {why}; $PENSTOCK_CACHE names another folder"
+        except PenstockError as error:
+            self._conversion_problem = f"the model does not convert: {error.problem}"
         return folder if self._conversion_problem is None and store.is_whole(folder) else None
 
     def _try(self, candidate: Candidate, folder: str | None) -> None:

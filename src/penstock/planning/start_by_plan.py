@@ -330,7 +330,7 @@ class _PlannedStart:
             if plan.choice == started.choice:
                 started.plan = plan
                 return started
-            if not plan.is_sooner_than(started.rows_per_second()):
+            if not plan.is_sooner_than(started.choice, started.rows_per_second()):
                 self.context.note("plan: starting it would take longer than it saves here; it is kept for other jobs")
                 return started
         started.close()

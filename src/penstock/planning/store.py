@@ -24,7 +24,7 @@ from penstock.jobs import steps
 from penstock.options.records import PredictOptions
 from penstock.options.table import PlanKey
 from penstock.pool.devices.inventory import usable_cores
-from penstock.private_cache import CONVERTED, PLANS, cache_folder, in_use, is_in_use
+from penstock.private_cache import CONVERTED, PLANS, cache_folder, in_use, is_in_use, is_own
 from penstock.runtimes.tensorflow.to_onnx import FORMAT
 from penstock.storage.disk import checksum_of_file, regular
 
@@ -236,8 +236,10 @@ def conversion_folder(step: str) -> str:
 
 
 def is_whole(folder: str) -> bool:
-    """Whether a converted step is there as it was written."""
+    """Whether a converted step is there as it was written, and by this user: others could have written any other."""
     try:
+        if not is_own(folder):
+            return False
         with open(os.path.join(folder, "signature.json"), encoding="utf-8", opener=regular) as file:
             written = json.load(file)
         path = os.path.join(folder, "model.onnx")
@@ -309,8 +311,11 @@ def staged(folder: str, is_whole: Callable[[str], object] = is_whole) -> Iterato
         # Another run may have written the same step first, and use it: then that one stays.
         if is_whole(staging) and not (os.path.isdir(folder) and is_whole(folder)):
             shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
+            try:
                 os.replace(staging, folder)
+            except OSError:
+                if not (os.path.isdir(folder) and is_whole(folder)):
+                    raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -133,9 +133,16 @@ def test_what_took_too_much_memory_is_never_chosen() -> None:
 
 def test_starting_a_choice_must_save_more_than_it_takes() -> None:
     """It runs 250 rows a second and starts in 3 s."""
-    assert PLAN.for_rows(1_000).is_sooner_than(100.0)  # 7 s in place of 10
-    assert not PLAN.for_rows(1_000).is_sooner_than(200.0)  # 7 s in place of 5
-    assert PLAN.for_rows(10_000).is_sooner_than(200.0)  # 43 s in place of 50
+    present = Choice("jax", 16, 2)
+    assert PLAN.for_rows(1_000).is_sooner_than(present, 100.0)  # 7 s in place of 10
+    assert not PLAN.for_rows(1_000).is_sooner_than(present, 200.0)  # 7 s in place of 5
+    assert PLAN.for_rows(10_000).is_sooner_than(present, 200.0)  # 43 s in place of 50
+
+
+def test_what_the_search_measured_of_a_running_choice_counts_more_than_what_its_warm_up_promised() -> None:
+    present = Choice("tensorflow", 16, 2, 1, 2)
+    assert PLAN.for_rows(1_000).is_sooner_than(present, 1e9)  # 7 s in place of 11
+    assert not PLAN.for_rows(300).is_sooner_than(present, 1.0)  # 4.2 s in place of 3.3
 
 
 def test_a_plan_of_before_that_has_no_parameters_is_read() -> None:

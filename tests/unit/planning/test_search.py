@@ -108,3 +108,14 @@ def test_size_that_took_too_much_memory_is_rejected_once_and_for_all() -> None:
     engine.bytes_a_row = 20
     assert one.trial(one.measure(64, clock), 1).rejected is None
     assert one.problem_of(Point(64, problem="it died"), 1) == "it died"
+
+
+def test_the_reason_compares_with_what_the_own_framework_did_last() -> None:
+    """The machine was less busy when it was looked at first."""
+    search = searched(("tensorflow", Engine(400)))
+    own = search._alive[0]
+    slower: Any = own.engine
+    slower.rows_per_s = 100
+    own.measure(64, search.clock)
+    faster = _Best(Contender(own.setting, Engine(200), 1.0), Point(128, 200.0), 1, Ladder(64, 64))  # type: ignore[arg-type]
+    assert search._reason(faster, own) == "200 rows/s, 2 times as fast as tensorflow with batches of 64"

@@ -60,6 +60,27 @@ def test_a_damaged_step_is_replaced(tmp_path: Path) -> None:
     assert store.is_whole(str(folder))
 
 
+def test_a_step_that_others_could_have_written_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "converted" / "step"
+    folder.mkdir(parents=True)
+    write_step(folder, b"theirs")
+    folder.chmod(0o777)
+    assert not store.is_whole(str(folder))
+    with store.staged(str(folder)) as staging:
+        write_step(Path(staging), b"ours")
+    assert store.is_whole(str(folder))
+    assert (folder / "model.onnx").read_bytes() == b"ours"
+
+
+def test_a_step_that_cannot_take_its_place_is_an_error(tmp_path: Path) -> None:
+    folder = tmp_path / "converted" / "step"
+    folder.parent.mkdir()
+    folder.write_text("a file is in its place, and stays there")
+    with pytest.raises(NotADirectoryError), store.staged(str(folder)) as staging:
+        write_step(Path(staging), b"network")
+    assert [entry.name for entry in folder.parent.iterdir()] == ["step"]
+
+
 def test_clearing_the_cache_leaves_a_conversion_that_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
