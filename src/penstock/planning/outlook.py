@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.core import kinds
 from penstock.core.tuning import Budget
@@ -30,12 +31,14 @@ class Outlook:
         gains: How many times as fast as the model's own framework each of them is expected to be.
         heavy_start_s: What a runtime takes to start that imports a framework.
         conversion_s: What converting the step takes; 0 where that is done.
+        light_look_s: What it takes to start a runtime that imports no framework, compare its answers and look at it.
     """
 
     candidates: tuple[Candidate, ...]
     gains: Mapping[str, float]
     heavy_start_s: float
     conversion_s: float
+    light_look_s: float = LIGHT_START_S + LOOK_S
 
     @classmethod
     def of(
@@ -58,7 +61,20 @@ class Outlook:
 
     def cost_s(self, runtime: str) -> float:
         """Seconds to start a runtime, compare its answers and look at it once."""
-        return (LIGHT_START_S if kinds.runtime(runtime).reads_steps else self.heavy_start_s) + LOOK_S
+        return self.light_look_s if kinds.runtime(runtime).reads_steps else self.heavy_start_s + LOOK_S
+
+    def after(self, runtime: str, gain: float, took_s: float) -> Outlook:
+        """The outlook once `runtime` was looked at, was so many times as fast as the own framework, and took so long.
+
+        Other runtimes of the converted step take as long. What they gain for a model goes up and down together: half
+        of the surprise, as factors go, is expected of them, too.
+        """
+        if not kinds.runtime(runtime).reads_steps:
+            return self
+        share = math.sqrt(gain / self.gain(runtime))
+        light = [each.runtime for each in self.candidates if kinds.runtime(each.runtime).reads_steps]
+        gains = {**self.gains, **{name: share * self.gain(name) for name in light}}
+        return replace(self, gains=gains, light_look_s=max(self.light_look_s, took_s))
 
     def budget(
         self, predicted_s: float, *, computed_s: float | None = None, faster: float = 1.0, first_s: float = 0.0

@@ -145,7 +145,7 @@ class Search:
 
     @cached_property
     def outlook(self) -> Outlook:
-        """What can be tried, the most promising first. What cannot is noted among the trials."""
+        """What can be tried, the most promising first, as is known by now. What cannot is noted among the trials."""
         started, kind = self.started, self.started.recipe.device_kind
         others: list[Candidate] = []
         if started.options.runtime is None:
@@ -267,9 +267,12 @@ class Search:
         lanes = 1 if is_busy else setting.placement.lanes
         setting = setting.placed(devices=self._devices(), lanes=lanes)
         self.context.note(f"plan: trying {candidate.runtime} ({self.clock.left:.0f} s left)")
-        started = self._start(setting)
-        if started is not None:
-            self._look_at(started)
+        began_s, started = self.clock.spent, self._start(setting)
+        reached = self._look_at(started) if started is not None else None
+        own = own_of(self.trials)
+        if reached is not None and own is not None:
+            gain = reached.rate / own.rows_per_s
+            self.outlook = self.outlook.after(candidate.runtime, gain, self.clock.spent - began_s)
 
     def _why_not(self, candidate: Candidate, folder: str | None) -> str | None:
         left = max(0.0, self.clock.left)
@@ -315,17 +318,18 @@ class Search:
             self._alive.append(one)
         return one
 
-    def _look_at(self, one: Contender) -> None:
-        """Measure a contender once, at a size that is likely for it."""
+    def _look_at(self, one: Contender) -> _Best | None:
+        """Measure a contender once, at a size that is likely for it; None where that does not run."""
         ladder = self._ladder(one)
         reached = self._measure_sizes(_Best(one, Point(0), one.setting.placement.lanes, ladder), is_look=True)
         if reached is None:
             self._let_go(one)
-            return
+            return None
         self._best.append(reached)
         self._best.sort(key=lambda each: -each.rate)
         while len(self._best) > _KEPT_ALIVE[self.started.recipe.device_kind]:
             self._let_go(self._best.pop().contender)
+        return reached
 
     def _climb_with_the_best(self) -> None:
         """Measure the batch sizes of the best two, and of others that could still win."""

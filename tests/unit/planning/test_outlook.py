@@ -59,6 +59,18 @@ def test_a_look_must_be_able_to_save_more_than_it_takes(tmp_path: Path) -> None:
     assert not found.is_worth_a_look("openvino", 40.0, 40.0, 60)
 
 
+def test_what_one_runtime_of_the_converted_step_gains_and_takes_is_expected_of_the_others(tmp_path: Path) -> None:
+    found = outlook({"openvino": 2.0, "onnx": 1.6, "jax": 0.7}, tmp_path)
+    assert found.is_worth_a_look("onnx", 20.0, 33.0, 1_000)
+    known = found.after("openvino", 1.62, 5.0)
+    assert known.gain("onnx") == pytest.approx(1.6 * 0.9)
+    assert known.cost_s("onnx") == 5.0
+    assert not known.is_worth_a_look("onnx", 20.0, 33.0, 1_000)
+    assert known.is_worth_a_look("onnx", 20.0, 33.0, 10_000)
+    assert (known.gain("jax"), known.cost_s("jax")) == (found.gain("jax"), found.cost_s("jax"))
+    assert found.after("jax", 0.1, 30.0) == found
+
+
 def test_usual_gains_are_those_over_tensorflow_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
     gains = expected_gains("digest", "tensorflow", "cpu", "images")
