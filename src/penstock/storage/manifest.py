@@ -35,6 +35,8 @@ IS_NEW = "it was not there then"
 ARE_OTHERS = "some of these files were added or removed, or have another size"
 _NOT_BY_HAND = "put back the manifest that penstock wrote, or begin again: with another output, or after removing it"
 _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
+_FEW = 8
+"""A longer list is not shown whole in a message."""
 _OF_MODELS = ("model", "weights", "checkpoint")
 """What a request names whose content the digest of the model covers, and so do modules of its own classes."""
 _SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
@@ -366,7 +368,17 @@ def _described(key: str, now: Any, then: Any) -> str:
     if isinstance(now, dict) and places[0] == places[1]:
         module = f"the module of {places[0]}" if not now.get("by_value") else str(places[0])
         return f"{module} (--{key.replace('_', '-')}) was changed since the job began; put it back to go on"
-    return f"{key}={places[0]!r} (there: {places[1]!r})"
+    here, there = (_shown(value, other) for value, other in (places, reversed(places)))
+    return f"{key}={here} (there: {there})"
+
+
+def _shown(value: Any, other: Any) -> str:
+    """A value; of a long list, such as that of all input files, only the first entry that another one does not have."""
+    if not isinstance(value, list) or len(value) <= _FEW:
+        return repr(value)
+    known = set(map(repr, other)) if isinstance(other, list) else set()
+    own = next((each for each in value if repr(each) not in known), value[0])
+    return f"[… {own!r} …, {len(value):,} in all]"
 
 
 class OfFiles(Protocol):

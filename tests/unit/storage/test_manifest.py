@@ -239,6 +239,14 @@ def test_differences_are_told_in_words() -> None:
     other = {"preprocess": {"location": "mine:others", "by_value": False, "digest": "a"}}
     assert describe_difference(old, other) == "preprocess='mine:others' (there: 'mine:rows')"
     assert describe_difference(then, then) == "the content of the model was changed since the job began: m.keras"
+
+
+def test_of_a_long_list_only_what_differs_is_shown() -> None:
+    then = {"data": [f"{number}.csv" for number in range(3000)]}
+    assert describe_difference(then, {"data": then["data"][:2000] + ["new.csv"]}) == (
+        "data=[… 'new.csv' …, 2,001 in all] (there: [… '2000.csv' …, 3,000 in all])"
+    )
+    assert describe_difference(then, {"data": ["a.csv"]}) == "data=['a.csv'] (there: [… '0.csv' …, 3,000 in all])"
     built = {"model": "my:build", "weights": "/w.h5", "custom_objects": ["layers"]}
     assert describe_difference(built, built).endswith("since the job began: my:build, /w.h5, layers")
     live = {"model": None, "weights": None}
