@@ -11,5 +11,5 @@ def write_step(folder: Path, content: bytes) -> None:
     signature = folder / "signature.json"
     described = json.loads(signature.read_text(encoding="utf-8")) if signature.exists() else {}
     (folder / "model.onnx").write_bytes(content)
-    written = described | {"num_bytes": len(content), "digest": checksum_of(content)}
+    written = described | {"step": folder.name, "num_bytes": len(content), "digest": checksum_of(content)}
     signature.write_text(json.dumps(written), encoding="utf-8")

@@ -5,10 +5,15 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 
 from penstock.errors import ModelError
+
+_INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
+_OURS = __name__.partition(".")[0]
+_IMPORTING = ("import_module", "__import__")
 
 
 def of_files(paths: Iterable[tuple[str, str]]) -> str:
@@ -32,12 +37,13 @@ def of_folder(folder: str) -> str:
     return of_files((name, os.path.join(folder, name)) for name in names)
 
 
-def files_below(folder: str) -> Iterator[str]:
+def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
     """Every file below a folder, also behind links to folders: what is loaded is covered, wherever it lies."""
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
         folders[:] = [name for name in folders if os.path.realpath(os.path.join(parent, name)) not in seen]
+        folders[:] = [name for name in folders if hidden or not name.startswith(".")]
         paths = (os.path.join(parent, name) for name in files)
         yield from filter(os.path.isfile, paths)  # opening a pipe would wait for ever
 
@@ -53,8 +59,8 @@ def of_module(module: str) -> str | None:
 
 
 def parts_of_module(module: str) -> dict[str, str]:
-    """The packages and files that a module needs, by the names that they have below the folder of all: its own whole
-    package, or its file, and what these import from that folder. What is installed is taken alone.
+    """The packages and files that a module needs, by the names that they have below the folder they are imported from:
+    its own whole package, or its file, and what these import of the user's own code. What is installed is taken alone.
     """
     path = find_module(module)
     if path is None:
@@ -66,62 +72,87 @@ def parts_of_module(module: str) -> dict[str, str]:
         path, rest = str(spec.origin), []
     path = os.path.dirname(path) if os.path.basename(path) == "__init__.py" else path
     folder = os.path.normpath(os.path.join(os.path.dirname(path), *[".."] * len(rest)))
-    is_installed = folder in sysconfig.get_paths().values()
-    found, new = dict[str, str](), [path]
+    folders = [] if _is_installed(folder) else _user_folders(folder)
+    there = {name.removesuffix(".py").encode() for each in folders for name in os.listdir(each)}
+    found, new = dict[str, str](), [(path, folder)]
     while new:
-        part = new.pop()
-        found[os.path.relpath(part, folder)] = part
-        others = [] if is_installed else sorted(_imported(part, folder))
-        new += [other for other in others if other not in (*found.values(), *new)]
+        part, folder = new.pop()
+        name = os.path.relpath(part, folder)
+        if name not in found:
+            found[name] = part
+            new += _imported(part, folder, folders, there)
     return dict(sorted(found.items()))
+
+
+def _is_installed(folder: str) -> bool:
+    return os.path.basename(folder) in _INSTALLED or folder in sysconfig.get_paths().values()
+
+
+def _user_folders(own: str) -> list[str]:
+    """The folders that the user's own code is imported from, in Python's order; that of a module is among them."""
+    folders = dict.fromkeys([*map(os.path.abspath, sys.path), own])
+    return [folder for folder in folders if os.path.isdir(folder) and not _is_installed(folder)]
 
 
 def _sources(part: str) -> list[str]:
     if os.path.isfile(part):
         return [part]
-    found = []
-    for parent, folders, names in os.walk(part):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [os.path.join(parent, name) for name in names if name.endswith(".py")]
-    return sorted(found)
+    return sorted(path for path in files_below(part, hidden=False) if path.endswith(".py"))
 
 
-def _imported(part: str, folder: str) -> set[str]:
-    """What a file, or the files of a package, import from a folder: packages, and files that are in none."""
-    beside = [name.removesuffix(".py").encode() for name in os.listdir(folder)]
-    found = set[str | None]()
+def _imported(part: str, folder: str, folders: list[str], there: set[bytes]) -> list[tuple[str, str]]:
+    """What a file, or the files of a package, import from these folders: packages, and files that are in none.
+
+    `there` are the names of all that is in these folders.
+    """
+    found = set[tuple[str, str] | None]()
     for path in _sources(part):
         package = os.path.relpath(os.path.dirname(path), folder).split(os.sep)
         with contextlib.suppress(OSError, SyntaxError, ValueError):  # what cannot be read cannot be imported
             with open(path, "rb") as file:
                 content = file.read()
-            if part != path and not any(name in content for name in beside):
+            if part != path and not any(name in content for name in there):
                 continue  # a large package is not parsed for nothing
             nodes = ast.walk(ast.parse(content))
-            found.update(_located(name, folder) for node in nodes for name in _names(node, package))
-    return {path for path in found if path is not None}
+            found.update(_located(name, folders) for node in nodes for name in _names(node, package))
+    return sorted(each for each in found if each is not None)
 
 
 def _names(node: ast.AST, package: list[str]) -> list[str]:
-    """The modules that a statement may import; `package` is the one that the statement is in."""
+    """The modules that a statement or a call may import, where it names them; `package` is the one that it is in."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        name = node.args[0].value
+        if called not in _IMPORTING or not isinstance(name, str):
+            return []
+        return [_absolute(name.lstrip("."), len(name) - len(name.lstrip(".")), package)]
     if not isinstance(node, ast.ImportFrom):
         return []
-    start = package[: len(package) + 1 - node.level] if node.level else []
-    module = ".".join([*(name for name in start if name != "."), *filter(None, [node.module])])
+    module = _absolute(node.module or "", node.level, package)
     return [module, *(f"{module}.{alias.name}".removeprefix(".") for alias in node.names)]
 
 
-def _located(name: str, folder: str) -> str | None:
-    """The package that a module is in, or its file where it is in none."""
-    path = folder
-    for piece in filter(None, name.split(".")):
-        path = os.path.join(path, piece)
-        if os.path.isfile(os.path.join(path, "__init__.py")):
-            return path
-        if os.path.isfile(path + ".py"):
-            return path + ".py"
+def _absolute(module: str, level: int, package: list[str]) -> str:
+    """The name of a module that is named from inside a package, by so many dots."""
+    start = package[: len(package) + 1 - level] if level else []
+    return ".".join(filter(None, [*(name for name in start if name != "."), module]))
+
+
+def _located(name: str, folders: list[str]) -> tuple[str, str] | None:
+    """The package that a module is in, or its file where it is in none, and the folder it is imported from."""
+    pieces = list(filter(None, name.split(".")))
+    if pieces[:1] == [_OURS]:
+        return None
+    for folder in folders:
+        path = folder
+        for piece in pieces:
+            path = os.path.join(path, piece)
+            if os.path.isfile(os.path.join(path, "__init__.py")):
+                return path, folder
+            if os.path.isfile(path + ".py"):
+                return path + ".py", folder
     return None
 
 

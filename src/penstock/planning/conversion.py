@@ -16,6 +16,7 @@ from penstock.jobs.run_context import RunContext
 from penstock.planning import contender, store
 from penstock.planning.candidates import can_convert, needs_conversion
 from penstock.planning.clock import Clock
+from penstock.private_cache import in_use
 from penstock.runtimes.tensorflow.to_onnx import cannot_write
 from penstock.telemetry.meter import Meter
 
@@ -24,11 +25,17 @@ PATIENCE_S = 1800.0
 
 
 def convert_if_needed(
-    runtime: str | None, model: ModelFile, request: Request, step: str, context: RunContext
+    runtime: str | None,
+    model: ModelFile,
+    request: Request,
+    step: str,
+    context: RunContext,
+    held: contextlib.ExitStack,
 ) -> ModelFile:
     """The file that a runtime reads: the model itself, or its converted step, made and compared now if it is missing.
 
-    `step` is what the converted step is kept under. Without a runtime it is the model's own.
+    `step` is what the converted step is kept under, and `held` keeps it from being cleared. Without a runtime it is
+    the model's own.
 
     Raises:
         DeviceError: A package is missing.
@@ -47,12 +54,13 @@ def convert_if_needed(
     file = store.converted_model(model, folder)
     exact = replace(file, precision="model")
     device = devices_for(request.options, None, None, runtime)[0]
+    held.enter_context(in_use(folder))
     if not store.is_whole(folder):
         context.note("converting the model")
-        _convert_and_compare(exact, runtime, model, request, context)
+        _convert_and_compare(exact, runtime, model, request, context, held)
     elif not store.is_agreed(folder, exact, runtime, device, request.options.tolerance):
         context.note("comparing the converted model with the model's own framework")
-        _convert_and_compare(exact, runtime, model, request, context)
+        _convert_and_compare(exact, runtime, model, request, context, held)
     store.touch(folder)
     of_nan = store.difference_of_nan(folder, exact, runtime, device)
     if of_nan is not None:
@@ -61,7 +69,12 @@ def convert_if_needed(
 
 
 def _convert_and_compare(
-    file: ModelFile, runtime: str, model: ModelFile, request: Request, context: RunContext
+    file: ModelFile,
+    runtime: str,
+    model: ModelFile,
+    request: Request,
+    context: RunContext,
+    held: contextlib.ExitStack,
 ) -> None:
     """Convert the model to `file`, unless that is done, and check that this gives the model's answers."""
     options, is_asked_for = replace(request.options, runtime=None, precision="model"), bool(request.options.runtime)
@@ -72,6 +85,7 @@ def _convert_and_compare(
         problem = None if store.is_whole(file.location) else _convert(own, model, file.location, clock)
         if problem is not None:
             raise ModelError("the model does not convert", received=problem, hint="another --runtime runs it as it is")
+        held.enter_context(in_use(file.location))
         setting = replace(own.decision.setting, runtime=runtime, model=file).placed(devices=own.placement.devices[:1])
         contender.start(setting, own, options.tolerance, context, clock, is_asked_for=is_asked_for).engine.close()
 

@@ -28,6 +28,7 @@ from penstock.planning.contender import WINDOW_S, Contender
 from penstock.planning.outlook import LIGHT_START_S, LOOK_S, Outlook, expected_gains
 from penstock.pool.devices.inventory import usable_cores
 from penstock.pool.devices.memory import available_bytes
+from penstock.private_cache import in_use
 
 _MOST_ROWS = 1 << 16
 _MOST_BATCH_BYTES = 1 << 30
@@ -112,10 +113,11 @@ class Search:
             own, others = self._own(), self.outlook.candidates
             self._look_at(own)
             folder = self._convert(own, others)
-            for candidate in others:
-                self._try(candidate, folder)
-            if not self.is_for_next:
-                self._polish()
+            with in_use(folder or ""):
+                for candidate in others:
+                    self._try(candidate, folder)
+                if not self.is_for_next:
+                    self._polish()
             return self._result(own)
         finally:
             for each in self._alive:

@@ -162,8 +162,8 @@ class _PlannedStart:
 
     def _start(self, runtime: str | None, **settled: Any) -> Started:
         """Start the job on a runtime, or on the model's own; `settled` are other fields of its request."""
-        file = convert_if_needed(runtime, self.model, self.request, self.step, self.context)
         with contextlib.ExitStack() as held:
+            file = convert_if_needed(runtime, self.model, self.request, self.step, self.context, held)
             held.enter_context(in_use(file.location))
             started = bring_up.start(file, replace(self.request, **settled), self.context)
             started.held.push(held.pop_all())

@@ -236,7 +236,7 @@ def conversion_folder(step: str) -> str:
 
 
 def is_whole(folder: str) -> bool:
-    """Whether a converted step is there as it was written, and by this user: others could have written any other."""
+    """Whether a converted step is there as it was written for its place, and by this user: others could write any."""
     try:
         if not is_own(folder):
             return False
@@ -245,7 +245,8 @@ def is_whole(folder: str) -> bool:
         path = os.path.join(folder, "model.onnx")
         status = os.stat(path)
         is_of_size = stat.S_ISREG(status.st_mode) and status.st_size == written["num_bytes"]
-        return is_of_size and _checksum(path, status.st_size, status.st_mtime_ns) == written["digest"]
+        is_its_own = written["step"] == os.path.basename(folder)
+        return is_its_own and is_of_size and _checksum(path, status.st_size, status.st_mtime_ns) == written["digest"]
     except (*_UNREADABLE, KeyError, TypeError):
         return False
 
@@ -300,13 +301,15 @@ def touch(folder: str) -> None:
 
 @contextlib.contextmanager
 def staged(folder: str, is_whole: Callable[[str], object] = is_whole) -> Iterator[str]:
-    """A folder beside `folder` that takes its place when all went well: other runs see a whole one, or none."""
-    parent = os.path.dirname(folder)
+    """A folder of the same name that takes its place when all went well: other runs see a whole one, or none."""
+    parent, name = os.path.split(folder)
     os.makedirs(parent, exist_ok=True)
     _drop_oldest(parent)
-    staging = tempfile.mkdtemp(prefix=".staging-", dir=parent)
+    around = tempfile.mkdtemp(prefix=".staging-", dir=parent)
+    staging = os.path.join(around, name)
     try:
-        with in_use(staging):
+        os.mkdir(staging, mode=0o700)
+        with in_use(around):
             yield staging
         # Another run may have written the same step first, and use it: then that one stays.
         if is_whole(staging) and not (os.path.isdir(folder) and is_whole(folder)):
@@ -317,7 +320,7 @@ def staged(folder: str, is_whole: Callable[[str], object] = is_whole) -> Iterato
                 if not (os.path.isdir(folder) and is_whole(folder)):
                     raise
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(around, ignore_errors=True)
 
 
 def converted_model(model: ModelFile, folder: str) -> ModelFile:

@@ -84,6 +84,9 @@ def test_hidden_folders_of_a_package_are_left_out(code: Path) -> None:
         "def f():\n\tfrom own_maths import x",
         "import os; import \\\n own_maths",
         "try: from own_maths import x\nexcept ImportError: pass",
+        "import importlib; m = importlib.import_module('own_maths')",
+        "from importlib import import_module; m = import_module('own_maths')",
+        "m = __import__('own_maths')",
     ],
 )
 def test_what_a_module_imports_from_its_folder_is_covered(code: Path, line: str) -> None:
@@ -93,6 +96,46 @@ def test_what_a_module_imports_from_its_folder_is_covered(code: Path, line: str)
     assert is_covered("own_layers", maths)
     assert is_covered("own_layers", code / "between" / "__init__.py")
     assert not is_covered("own_layers", write(code / "unused.py"))
+
+
+def test_what_a_module_imports_from_another_folder_is_covered(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of `PYTHONPATH=lib penstock predict …`."""
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    maths = write(tmp_path / "lib" / "own_maths.py", "from own_package.inner import x\n")
+    (tmp_path / "lib" / "own_package").mkdir()
+    inner = write(tmp_path / "lib" / "own_package" / "inner" / "__init__.py")
+    write(code / "own_layers.py", "import own_maths\n")
+    assert is_covered("own_layers", maths)
+    assert is_covered("own_layers", inner)
+    assert not is_covered("own_layers", write(tmp_path / "lib" / "unused.py"))
+    parts = parts_of_module("own_layers")
+    assert parts[str(Path("own_package", "inner"))] == str(tmp_path / "lib" / "own_package" / "inner")
+
+
+def test_of_two_modules_the_one_that_python_imports_is_covered(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = write(code / "own_maths.py")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    imported = write(tmp_path / "lib" / "own_maths.py")
+    write(code / "own_layers.py", "import own_maths\n")
+    assert is_covered("own_layers", imported)
+    assert not is_covered("own_layers", hidden)
+
+
+def test_what_a_package_links_to_is_covered(code: Path, tmp_path: Path) -> None:
+    write(code / "own_package" / "__init__.py")
+    maths = write(tmp_path / "elsewhere" / "maths.py")
+    (code / "own_package" / "inner").symlink_to(tmp_path / "elsewhere")
+    (code / "own_package" / "round").symlink_to(code / "own_package")
+    assert is_covered("own_package", maths)
+
+
+def test_penstock_itself_is_not_the_users_code(code: Path) -> None:
+    write(code / "own_layers.py", "import penstock\n")
+    assert list(parts_of_module("own_layers")) == ["own_layers.py"]
 
 
 def test_digest_does_not_tell_where_the_code_lies(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

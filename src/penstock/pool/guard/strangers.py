@@ -10,23 +10,27 @@ from penstock.core.records import Array, Column, Columns
 from penstock.errors import PenstockError
 
 _STRANGER = 1 << 24
-"""An id that hardly any table has, and a length that memory still holds."""
+"""An id that hardly any table has, and a length that memory still holds. A narrow type has its largest number."""
+_OUT_OF_RANGE, _NEGATIVE = "numbers that are out of range", "numbers below zero"
 _ROWS = 8
 """How many answers of each kind are kept."""
 _MOST_AXES = 3
-"""Of a batch of features or of sequences, in which a NaN stands for what is missing. In an image it is damage."""
+"""Of a batch of features or of sequences, in which a NaN stands for what is missing, and a number may be an id.
+
+In an image NaN is damage, and a number a colour.
+"""
 
 
 def answer_strangers(replica: Replica, first_rows: Columns, kinds: Sequence[str] | None = None) -> dict[str, Strangers]:
     """Answers to copies of the first rows with other values in them, by what these are: of these kinds, or of all.
 
     On a CPU, TensorFlow rejects an id beyond a table, and others answer something; some layers let a NaN through where
-    others make a zero of it. A loop that ends when numbers are small enough never ends with NaN: unasked, it is tried
-    only where there is none.
+    others make a zero of it. A loop that counts down, or ends when numbers are small enough, never ends with numbers
+    below zero or NaN: unasked, these are tried only where there is none.
     """
     found: dict[str, Strangers] = {}
     for kind, batch in _strange(first_rows):
-        is_safe = kind != NANS or (isinstance(replica, Looping) and not replica.has_loops(batch))
+        is_safe = kind == _OUT_OF_RANGE or (isinstance(replica, Looping) and not replica.has_loops(batch))
         if not is_safe if kinds is None else kind not in kinds:
             continue
         try:
@@ -47,17 +51,22 @@ def _first(output: Column) -> Column:
 
 def _strange(first_rows: Columns) -> Iterator[tuple[str, Columns]]:
     """Batches of one kind each; what has no such values stays as it is."""
-    ids = [name for name, array in first_rows.items() if array.dtype.kind in "iu" and array.dtype.itemsize >= 4]
-    floats = [name for name, array in first_rows.items() if array.dtype.kind == "f" and array.ndim <= _MOST_AXES]
-    if ids:
-        yield "numbers that are out of range", first_rows | {name: _out_of_range(first_rows[name]) for name in ids}
-    if floats:
-        yield NANS, first_rows | {name: _with_nan(first_rows[name]) for name in floats}
+
+    def of(kinds: str) -> list[str]:
+        return [name for name, array in first_rows.items() if array.dtype.kind in kinds and array.ndim <= _MOST_AXES]
+
+    if of("iu"):
+        yield _OUT_OF_RANGE, first_rows | {name: _with_number(first_rows[name], _STRANGER) for name in of("iu")}
+    if of("i"):
+        yield _NEGATIVE, first_rows | {name: _with_number(first_rows[name], -1) for name in of("i")}
+    if of("f"):
+        yield NANS, first_rows | {name: _with_nan(first_rows[name]) for name in of("f")}
 
 
-def _out_of_range(array: Array) -> Array:
+def _with_number(array: Array, number: int) -> Array:
+    """One row of nothing else, or of the largest number of its type where that is smaller."""
     copy = array.copy()
-    copy[:1] = _STRANGER
+    copy[:1] = min(number, np.iinfo(array.dtype).max)
     return copy
 
 

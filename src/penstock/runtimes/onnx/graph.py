@@ -32,16 +32,23 @@ def from_floor_mod(context: Any, node: Any, name: str, arguments: Any) -> Any:
 
 
 def from_floor_div(context: Any, node: Any, name: str, arguments: Any) -> Any:
-    """The same for the quotient itself: what is left over is taken away first."""
-    if context.get_dtype(node.input[0]) not in _whole_numbers():
+    """The same for the quotient itself: one less where what is left over has another sign when rounded down.
+
+    Nothing on the way is larger than what is divided, so that the smallest number of a type is divided as others are.
+    """
+    dtype = context.get_dtype(node.input[0])
+    if dtype not in _whole_numbers():
         from tf2onnx.onnx_opset.math import FloorDiv
 
         return FloorDiv.version_6(context, node)
-    left, right = node.input
-    rest = context.make_node("Mod", [left, right])
-    context.replace_input(node, left, context.make_node("Sub", [left, rest.output[0]]).output[0], 0)
-    node.type = "Div"
-    return node
+    context.remove_node(node.name)
+    quotient = context.make_node("Div", node.input)
+    rest = context.make_node("Mod", node.input, attr={"fmod": 1})
+    rest_of_floor = context.make_node("Mod", node.input)
+    is_floor = context.make_node("Equal", [rest.output[0], rest_of_floor.output[0]])
+    is_above = context.make_node("Not", [is_floor.output[0]])
+    more = context.make_node("Cast", [is_above.output[0]], attr={"to": dtype})
+    return context.make_node("Sub", [quotient.output[0], more.output[0]], name=name, outputs=node.output)
 
 
 def _whole_numbers() -> tuple[int, ...]:

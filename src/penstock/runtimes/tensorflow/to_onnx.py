@@ -41,7 +41,7 @@ OPSET = 18
 _MOST_BYTES = 1_900_000_000
 """Of the weights: an ONNX file is one protobuf message, of at most 2 GB."""
 _MODEL, _SIGNATURE = "model.onnx", "signature.json"
-FORMAT = 5
+FORMAT = 6
 """Of what is written beside a step; another one makes another step."""
 
 _NO_COPIES = "TF2ONNX_CATCH_ERRORS"
@@ -105,7 +105,7 @@ def read_step(model: ModelFile) -> ConvertedStep:
 
 
 def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Binding], folder: str) -> str | None:
-    """Write a step to `folder`, which is there and empty.
+    """Write a step to `folder`, which is there and empty, and has the name of the step.
 
     Args:
         step: From tensors by input name to tensors by output name; it can be traced.
@@ -411,6 +411,7 @@ def _write(
         raise _NotConvertible("the model reads something beside its inputs and weights")
     document = {
         "format": FORMAT,
+        "step": os.path.basename(folder),
         "signature": asdict(signature),
         "inputs": {name: key for name, key in inputs.items() if key in taken},
         "outputs": outputs,

@@ -10,7 +10,7 @@ from penstock.core.agreement import NANS
 from penstock.core.records import Column, Columns, Signature
 from penstock.pool.guard.strangers import answer_strangers
 
-IDS = "numbers that are out of range"
+IDS, NEGATIVE = "numbers that are out of range", "numbers below zero"
 ROWS: Columns = {"id": np.arange(20, dtype="i4"), "x": np.ones((20, 3), "f4"), "photo": np.ones((20, 4, 4, 3), "f4")}
 
 
@@ -20,7 +20,7 @@ class Table:
     signature = Signature((), ())
 
     def predict(self, batch: Columns) -> dict[str, Column]:
-        if (batch["id"] >= 100).any():
+        if not ((batch["id"] >= 0) & (batch["id"] < 100)).all():
             raise IndexError("no such row")
         assert np.isfinite(batch["photo"]).all()
         return {"sum": batch["x"].sum(axis=1), "words": pa.array([["a"]] * len(batch["id"]))}
@@ -39,7 +39,7 @@ class Looping(Table):
 
 def test_ids_that_are_rejected_and_rows_with_nan_are_told_apart() -> None:
     found = answer_strangers(Looping(has_loops=False), ROWS)
-    assert found[IDS] is None
+    assert (found[IDS], found[NEGATIVE]) == (None, None)
     answers = found[NANS]
     assert answers is not None
     assert np.isnan(np.asarray(answers["sum"])).tolist() == [True, True] + [False] * 6
@@ -48,13 +48,24 @@ def test_ids_that_are_rejected_and_rows_with_nan_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("replica", [Table(), Looping(has_loops=True)])
-def test_nan_is_tried_unasked_only_where_no_loop_could_run_for_ever(replica: Table) -> None:
+def test_nan_and_what_is_below_zero_are_tried_unasked_only_where_no_loop_could_run_for_ever(replica: Table) -> None:
     assert set(answer_strangers(replica, ROWS)) == {IDS}
 
 
 def test_others_are_tried_with_what_the_framework_answered() -> None:
     assert set(answer_strangers(Table(), ROWS, (NANS,))) == {NANS}
     assert answer_strangers(Table(), ROWS, ()) == {}
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2", "i4", "u4", "i8", "u8"])
+def test_ids_of_every_type_are_tried(dtype: str) -> None:
+    found = answer_strangers(Looping(has_loops=False), ROWS | {"id": np.arange(20, dtype=dtype)})
+    assert found[IDS] is None
+    assert (NEGATIVE in found) == dtype.startswith("i")
+
+
+def test_colours_are_no_ids() -> None:
+    assert answer_strangers(Table(), {"photo": np.ones((20, 4, 4, 3), "u1")}) == {}
 
 
 def test_nothing_is_tried_without_rows() -> None:
