@@ -366,8 +366,9 @@ def _described(key: str, now: Any, then: Any) -> str:
     """One difference. A function is described by its place and a digest of what is in it (`steps.as_json`)."""
     places = [value.get("location", value) if isinstance(value, dict) else value for value in (now, then)]
     if isinstance(now, dict) and places[0] == places[1]:
-        module = f"the module of {places[0]}" if not now.get("by_value") else str(places[0])
-        return f"{module} (--{key.replace('_', '-')}) was changed since the job began; put it back to go on"
+        named = str(places[0])
+        module = named if now.get("by_value") else f"the module of {named}, or one that it imports,"
+        return f"--{key.replace('_', '-')}: {module} was changed since the job began; put it back to go on"
     here, there = (_shown(value, other) for value, other in (places, reversed(places)))
     return f"{key}={here} (there: {there})"
 

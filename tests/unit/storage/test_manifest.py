@@ -234,7 +234,8 @@ def test_differences_are_told_in_words() -> None:
     old = {"preprocess": {"location": "mine:rows", "by_value": False, "digest": "a"}}
     edited = {"preprocess": {"location": "mine:rows", "by_value": False, "digest": "b"}}
     assert describe_difference(old, edited) == (
-        "the module of mine:rows (--preprocess) was changed since the job began; put it back to go on"
+        "--preprocess: the module of mine:rows, or one that it imports, was changed since the job began; "
+        "put it back to go on"
     )
     other = {"preprocess": {"location": "mine:others", "by_value": False, "digest": "a"}}
     assert describe_difference(old, other) == "preprocess='mine:others' (there: 'mine:rows')"
