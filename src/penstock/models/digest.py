@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from penstock.errors import ModelError
 
-_INSTALLED = ("site-packages", "dist-packages", "lib-dynload")
+_INSTALLED = {"site-packages", "dist-packages", "lib-dynload"}
 _OURS = __name__.partition(".")[0]
 _IMPORTING = ("import_module", "__import__")
 
@@ -85,7 +85,8 @@ def parts_of_module(module: str) -> dict[str, str]:
 
 
 def _is_installed(folder: str) -> bool:
-    return os.path.basename(folder) in _INSTALLED or folder in sysconfig.get_paths().values()
+    """Whether only installed modules are imported from a folder; packages bring others along inside of them."""
+    return not _INSTALLED.isdisjoint(folder.split(os.sep)) or folder in sysconfig.get_paths().values()
 
 
 def _user_folders(own: str) -> list[str]:

@@ -133,6 +133,17 @@ def test_what_a_package_links_to_is_covered(code: Path, tmp_path: Path) -> None:
     assert is_covered("own_package", maths)
 
 
+def test_what_an_installed_package_brings_along_is_not_the_users_code(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray does, on its nodes alone: there the digest has to be the same."""
+    brought = tmp_path / "site-packages" / "package" / "brought"
+    brought.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(brought))
+    write(code / "own_layers.py", "import own_maths\n")
+    assert not is_covered("own_layers", write(brought / "own_maths.py"))
+
+
 def test_penstock_itself_is_not_the_users_code(code: Path) -> None:
     write(code / "own_layers.py", "import penstock\n")
     assert list(parts_of_module("own_layers")) == ["own_layers.py"]
