@@ -34,7 +34,15 @@ _STARTING = Path(__file__).parent / "support" / "starting"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTING), os.environ.get("PYTHONPATH")]))
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
 _RUNS = RunsInTurn(ENVIRONMENT)
+_LONG_S = 1800.0
 Penstock = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that takes long hangs only after longer: on a slow machine it takes a multiple."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_LONG_S))
 
 
 def penstock_command(*arguments: object) -> list[str]:

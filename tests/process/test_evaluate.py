@@ -46,7 +46,6 @@ def compare(backend: str, folder: Path, *more: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_a_live_model_gives_what_keras_gives_in_every_case(backend: str, tmp_path: Path) -> None:
     pytest.importorskip(backend)

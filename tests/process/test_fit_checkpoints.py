@@ -24,16 +24,13 @@ QUIET = {**ENVIRONMENT, "TF_CPP_MIN_LOG_LEVEL": "3"}
 POINTS = [point for point in get_args(Point) if point.startswith("checkpoint_")]
 
 
-ALL_CASES = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
 @pytest.mark.parametrize(
     ("backend", "cases"),
     [
         ("tensorflow", ""),
-        pytest.param("tensorflow", "all", marks=ALL_CASES),
-        pytest.param("jax", "all", marks=ALL_CASES),
-        pytest.param("torch", "all", marks=ALL_CASES),
+        pytest.param("tensorflow", "all", marks=pytest.mark.slow),
+        pytest.param("jax", "all", marks=pytest.mark.slow),
+        pytest.param("torch", "all", marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_in_the_same_bits(backend: str, cases: str, tmp_path: Path) -> None:
@@ -82,7 +79,6 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_ten_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert _python("tests.support.fit_killed", whole).returncode == 0

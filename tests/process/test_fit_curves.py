@@ -21,7 +21,7 @@ ON_VIRTUAL_DEVICES = {
 }
 
 
-@pytest.mark.parametrize("cases", ["", pytest.param("all", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("cases", ["", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow), "torch"])
 def test_training_on_virtual_devices_is_that_of_model_fit(backend: str, cases: str, tmp_path: Path) -> None:
     pytest.importorskip(backend)
