@@ -159,10 +159,10 @@ class Converts(Node):
     held: ClassVar[list[tuple[str, bool]]] = []
 
     def converted_step(self) -> tuple[str, list[bytes]] | None:
-        folder = Path(os.environ["PENSTOCK_CACHE"]) / "made"
+        folder = Path(os.environ["PENSTOCK_CACHE"]) / "made" / "digest-of-a-step"
         folder.mkdir(parents=True)
         write_step(folder, b"a step")
-        return "digest-of-a-step", parcels.pack({".": str(folder)}, bytes)
+        return folder.name, parcels.pack({".": str(folder)}, bytes)
 
     def open(self, job: NodeJob, run_name: str, kind: str = "") -> None:
         self.held.append((self.name, parcels.has_step("digest-of-a-step")))
