@@ -2,9 +2,12 @@
 
 import ast
 import contextlib
+import csv
+import glob
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -72,15 +75,17 @@ def parts_of_module(module: str) -> dict[str, str]:
         path, rest = str(spec.origin), []
     path = os.path.dirname(path) if os.path.basename(path) == "__init__.py" else path
     folder = os.path.normpath(os.path.join(os.path.dirname(path), *[".."] * len(rest)))
-    folders = [] if _is_installed(folder) else _user_folders(folder)
-    there = {name.removesuffix(".py").encode() for each in folders for name in os.listdir(each)}
+    folders = _user_folders(folder)
+    if _is_installed(folder) or _file_of(path, folder) in folders.get(folder, ()):
+        folders = {}  # it is taken alone
+    named = _mention_of(_names_there(folders) - ({top} if spec.has_location else set()))  # all of top is covered
     found, new = dict[str, str](), [(path, folder)]
     while new:
         part, folder = new.pop()
         name = os.path.relpath(part, folder)
         if name not in found:
             found[name] = part
-            new += _imported(part, folder, folders, there)
+            new += _imported(part, folder, folders, named)
     return dict(sorted(found.items()))
 
 
@@ -89,10 +94,39 @@ def _is_installed(folder: str) -> bool:
     return not _INSTALLED.isdisjoint(folder.split(os.sep)) or folder in sysconfig.get_paths().values()
 
 
-def _user_folders(own: str) -> list[str]:
-    """The folders that the user's own code is imported from, in Python's order; that of a module is among them."""
+def _user_folders(own: str) -> dict[str, set[str]]:
+    """The folders that the user's own code is imported from, in Python's order, each with what was installed into it;
+    that of a module is among them. Python imports nothing from a folder that it cannot list."""
     folders = dict.fromkeys([*map(os.path.abspath, sys.path), own])
-    return [folder for folder in folders if os.path.isdir(folder) and not _is_installed(folder)]
+    listed = (each for each in folders if os.path.isdir(each) and os.access(each, os.R_OK))
+    return {folder: _installed_into(folder) for folder in listed if not _is_installed(folder)}
+
+
+def _installed_into(folder: str) -> set[str]:
+    """The files that an installer has put into a folder of any name, as `pip install --target` does, by their paths."""
+    files = set[str]()
+    for record in glob.iglob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
+        with contextlib.suppress(OSError, ValueError, csv.Error), open(record, encoding="utf-8", newline="") as lines:
+            files.update(os.path.normpath(row[0]) for row in csv.reader(lines) if row)
+    return files
+
+
+def _names_there(folders: dict[str, set[str]]) -> set[str]:
+    """The names of the user's own modules and packages in these folders."""
+    there = ((entry, folder) for folder in folders for entry in os.scandir(folder))
+    own = (entry for entry, folder in there if _file_of(entry.path, folder) not in folders[folder])
+    names = (entry.name.removesuffix(".py") for entry in own if entry.is_dir() or entry.name.endswith(".py"))
+    return {name for name in names if name.isidentifier() and name != _OURS}
+
+
+def _mention_of(names: set[str]) -> re.Pattern[bytes]:
+    """What finds one of these names in a source; nothing where there is none."""
+    return re.compile(rb"(?<!\w)(?:%s)(?!\w)" % ("|".join(names) or "(?!)").encode())
+
+
+def _file_of(part: str, folder: str) -> str:
+    """The path below a folder of what is read when a package, or a file, is imported from there."""
+    return os.path.relpath(part if os.path.isfile(part) else os.path.join(part, "__init__.py"), folder)
 
 
 def _sources(part: str) -> list[str]:
@@ -101,10 +135,10 @@ def _sources(part: str) -> list[str]:
     return sorted(path for path in files_below(part, hidden=False) if path.endswith(".py"))
 
 
-def _imported(part: str, folder: str, folders: list[str], there: set[bytes]) -> list[tuple[str, str]]:
-    """What a file, or the files of a package, import from these folders: packages, and files that are in none.
+def _imported(part: str, folder: str, folders: dict[str, set[str]], named: re.Pattern[bytes]) -> list[tuple[str, str]]:
+    """What a file, or the files of a package, import of the user's own code: packages, and files that are in none.
 
-    `there` are the names of all that is in these folders.
+    `named` finds what may be such a name.
     """
     found = set[tuple[str, str] | None]()
     for path in _sources(part):
@@ -112,7 +146,7 @@ def _imported(part: str, folder: str, folders: list[str], there: set[bytes]) -> 
         with contextlib.suppress(OSError, SyntaxError, ValueError):  # what cannot be read cannot be imported
             with open(path, "rb") as file:
                 content = file.read()
-            if part != path and not any(name in content for name in there):
+            if part != path and not named.search(content):
                 continue  # a large package is not parsed for nothing
             nodes = ast.walk(ast.parse(content))
             found.update(_located(name, folders) for node in nodes for name in _names(node, package))
@@ -141,19 +175,19 @@ def _absolute(module: str, level: int, package: list[str]) -> str:
     return ".".join(filter(None, [*(name for name in start if name != "."), module]))
 
 
-def _located(name: str, folders: list[str]) -> tuple[str, str] | None:
-    """The package that a module is in, or its file where it is in none, and the folder it is imported from."""
+def _located(name: str, folders: dict[str, set[str]]) -> tuple[str, str] | None:
+    """The package that a module is in, or its file where it is in none, and the folder it is imported from; None for
+    what is installed there."""
     pieces = list(filter(None, name.split(".")))
     if pieces[:1] == [_OURS]:
         return None
-    for folder in folders:
+    for folder, installed in folders.items():
         path = folder
         for piece in pieces:
             path = os.path.join(path, piece)
-            if os.path.isfile(os.path.join(path, "__init__.py")):
-                return path, folder
-            if os.path.isfile(path + ".py"):
-                return path + ".py", folder
+            for part in (path, path + ".py"):
+                if os.path.isfile(os.path.join(folder, file := _file_of(part, folder))):
+                    return None if file in installed else (part, folder)
     return None
 
 

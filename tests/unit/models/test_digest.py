@@ -70,6 +70,14 @@ def test_package_in_a_folder_without_init_is_covered_whole(code: Path) -> None:
     assert is_covered("own_folder.inner", maths)
 
 
+def test_package_in_a_folder_without_init_may_import_from_that_folder(code: Path) -> None:
+    maths = write(code / "own_folder" / "maths.py")
+    (code / "own_folder" / "inner").mkdir()
+    write(code / "own_folder" / "inner" / "__init__.py")
+    write(code / "own_folder" / "inner" / "layers.py", "from own_folder import maths\n")
+    assert is_covered("own_folder.inner.layers", maths)
+
+
 def test_hidden_folders_of_a_package_are_left_out(code: Path) -> None:
     write(code / "own_package" / "__init__.py")
     assert not is_covered("own_package", write(code / "own_package" / ".venv" / "junk.py"))
@@ -142,6 +150,26 @@ def test_what_an_installed_package_brings_along_is_not_the_users_code(
     monkeypatch.syspath_prepend(str(brought))
     write(code / "own_layers.py", "import own_maths\n")
     assert not is_covered("own_layers", write(brought / "own_maths.py"))
+
+
+@pytest.mark.parametrize("is_whole_package", [True, False])
+def test_what_was_installed_into_a_folder_of_any_name_is_not_the_users_code(code: Path, is_whole_package: bool) -> None:
+    """As `pip install --target` does, also into the folder of the user's code: it is not read, however much it is."""
+    name = "brought/__init__.py" if is_whole_package else "brought.py"
+    write(code / "brought-1.0.dist-info" / "RECORD", f'{name},sha256=0,0\n"brought/of, others.py",,\n')
+    installed = write(code / name, "import own_maths\n")
+    write(code / "own_layers.py", "import brought, own_maths\n")
+    assert is_covered("own_layers", write(code / "own_maths.py"))
+    assert list(parts_of_module("own_layers")) == ["own_layers.py", "own_maths.py"]
+    assert list(parts_of_module("brought")) == [name.removesuffix("/__init__.py")]
+    assert is_covered("brought", installed)
+
+
+def test_damaged_record_of_what_is_installed_is_none(code: Path) -> None:
+    (code / "brought-1.0.dist-info").mkdir()
+    (code / "brought-1.0.dist-info" / "RECORD").write_bytes(b"own_maths.py\xff\n")
+    write(code / "own_layers.py", "import own_maths\n")
+    assert is_covered("own_layers", write(code / "own_maths.py"))
 
 
 def test_penstock_itself_is_not_the_users_code(code: Path) -> None:
