@@ -80,7 +80,18 @@ class _Stream:
     def __init__(self, **options: Any) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
-    def synchronize(self) -> None: ...
+
+
+class _Event:
+    def __init__(self, *, block: bool, disable_timing: bool) -> None:
+        assert block, "a thread that waits must not keep a core busy"
+        self._stream: _Stream | None = None
+
+    def record(self, stream: _Stream) -> None:
+        self._stream = stream
+
+    def synchronize(self) -> None:
+        assert self._stream is not None, "it would not wait"
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,7 @@ def host_cupy(kernel: Callable[[str], Any]) -> Any:
     """What of CuPy is called, with kernels by their names."""
     memory = SimpleNamespace(OutOfMemoryError=MemoryError)
     return SimpleNamespace(
-        cuda=SimpleNamespace(Stream=_Stream, memory=memory),
+        cuda=SimpleNamespace(Stream=_Stream, Event=_Event, memory=memory),
         get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
         RawKernel=lambda source, name: kernel(name),
         empty=lambda shape, dtype: np.empty(shape, dtype).view(Pixels),

@@ -3,6 +3,7 @@
 A path may be a URL: `remote` reads those. `file://` is taken for a path at once; `memory://` is copied at once.
 """
 
+import errno
 import io
 import os
 import stat
@@ -97,8 +98,9 @@ def _regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
         mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISDIR(mode):  # `open` tells of a folder itself
-            _check_mode(path, mode)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        _check_mode(path, mode)
     except BaseException:
         os.close(descriptor)
         raise
@@ -140,17 +142,22 @@ def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
     """A piece of a file, or all of it. Shorter than asked for where the file ends."""
     if is_url(path):
         return remote.read_bytes(path, start, nbytes)
-    # A buffer costs as much as the rest, for a file of a few bytes.
-    with open(path, "rb", buffering=0, opener=_regular) as file:
-        if start:
+    if nbytes is None:
+        with open(path, "rb", buffering=0, opener=_regular) as file:
             file.seek(start)
-        if nbytes is None:
             return file.readall()
-        raw = more = file.read(nbytes)
+    # Python's file objects cost as much as the rest, for 60 KB.
+    descriptor = _regular(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if start:
+            os.lseek(descriptor, start, os.SEEK_SET)
+        raw = more = os.read(descriptor, nbytes)
         while more and len(raw) < nbytes:  # one call reads 2 GB at most
-            more = file.read(nbytes - len(raw))
+            more = os.read(descriptor, nbytes - len(raw))
             raw += more
-        return raw
+    finally:
+        os.close(descriptor)
+    return raw
 
 
 def read_many(paths: Sequence[str]) -> list[bytes | Exception]:

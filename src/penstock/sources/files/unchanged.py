@@ -105,6 +105,8 @@ class Digester:
 
     def _digest(self, extent: Extent) -> str:
         """The digest of an extent, which the first thread that asks for it reads."""
+        if extent.nbytes is None:
+            return _of_bytes(extent)  # nobody else asks for a file that is a row of its own
         with self._knowing:
             known = self._known.get(extent)
             if known is None:

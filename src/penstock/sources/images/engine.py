@@ -171,7 +171,7 @@ class JpegEngine:
             if len(photos) < len(rows):
                 raise RuntimeError("the GPU sees damage in a picture that has none")
             self.show(line, photos, pixels)
-            line.stream.synchronize()
+            line.wait()
         found, expected = pixels.get(), LibjpegDecoder(self._rendition).decode(rows, sizes, len(rows))[0].on_host()
         far = int(np.abs(found.astype(np.int16) - expected).max())
         if far > (0 if has_same_pixels(self._rendition) else 1):
@@ -206,7 +206,7 @@ class JpegEngine:
         finally:
             # Where it failed half-way, nothing may be written any more to what is let go of.
             with contextlib.suppress(Exception):
-                line.stream.synchronize()
+                line.wait()
             self._idle.put(line)
             if self._is_closed:
                 self.close()
@@ -246,7 +246,7 @@ class JpegEngine:
                 pixels[place].set(row, stream=line.stream)
             if real < len(rows):
                 pixels[real:] = pixels[real - 1]
-            line.stream.synchronize()
+            line.wait()
         return OnDevice(pixels, pixels.get), bad
 
     def put_and_look(self, line: Line, rows: Array, pixels: Any, places: Array, sizes: Array) -> Photos:
@@ -261,7 +261,7 @@ class JpegEngine:
                 arguments = (pixels, *given, np.int64(pixels[0].nbytes), found, np.int32(len(places)))
                 blocks = -(-len(places) // CHECKED_AT_ONCE)
                 self._kernels["check"]((blocks,), (32 * CHECKED_AT_ONCE,), arguments, shared_mem=CHECK_BYTES)
-            line.stream.synchronize()
+            line.wait()
             is_whole, heights, widths, samplings = np.asarray(found.get(), np.int64).T
         return Photos(places, sizes, heights, widths, samplings)[is_whole != 0]
 
@@ -380,6 +380,12 @@ class Line:
             self._decoder.close()
         self._decoder = self.memory = None
 
+    def wait(self) -> None:
+        """Wait until the stream is through, asleep: CUDA's usual wait keeps a core busy, which loaders need."""
+        through = self._cupy.cuda.Event(block=True, disable_timing=True)
+        through.record(self.stream)
+        through.synchronize()
+
     def decode(self, photos: Photos, rows: Any) -> tuple[Array, Array]:
         """Have photos decoded that lie in these rows, in the order of the stream.
 
@@ -387,7 +393,7 @@ class Line:
         """
         needed, (strides, coarse_strides) = photos.needed(), photos.strides()
         ends = np.cumsum(needed.reshape(-1))
-        self.stream.synchronize()  # the decoder, and whoever read what it wrote, are through
+        self.wait()  # the decoder, and whoever read what it wrote, are through
         self._take_memory(int(ends[-1]))
         starts = (_address(self.memory) + ends).reshape(-1, 4) - needed
         planes = np.zeros(len(photos), PLANES)

@@ -27,7 +27,7 @@ def test_what_spans_have_in_common_is_read_once_by_however_many_threads(
 
     class Groups:
         def extents(self, span: Span, columns: Sequence[str]) -> list[Extent]:
-            return [Extent(file)]
+            return [Extent(file, 0, file.size)]
 
     class Awaited(Future[str]):
         def result(self, timeout: float | None = None) -> str:
