@@ -10,13 +10,16 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from penstock.errors import ModelError
 
 _INSTALLED = {"site-packages", "dist-packages", "lib-dynload"}
 _OURS = __name__.partition(".")[0]
 _IMPORTING = ("import_module", "__import__")
+_RECORDED = 3
+"""What a line of RECORD says of a file: its path, digest and size."""
+_WORD = re.compile(rb"[\w\x80-\xff]+")
 
 
 def of_files(paths: Iterable[tuple[str, str]]) -> str:
@@ -75,17 +78,19 @@ def parts_of_module(module: str) -> dict[str, str]:
         path, rest = str(spec.origin), []
     path = os.path.dirname(path) if os.path.basename(path) == "__init__.py" else path
     folder = os.path.normpath(os.path.join(os.path.dirname(path), *[".."] * len(rest)))
+    if rest:  # below folders without `__init__.py`: the first package on the way is taken whole
+        path, _ = _located(module, {folder: {}}) or (path, folder)
     folders = _user_folders(folder)
-    if _is_installed(folder) or _file_of(path, folder) in folders.get(folder, ()):
+    if _is_installed(folder) or _was_installed(_imported_file(path), folder, folders.get(folder, {})):
         folders = {}  # it is taken alone
-    named = _mention_of(_names_there(folders) - ({top} if spec.has_location else set()))  # all of top is covered
+    names = _names_there(folders) - ({os.fsencode(top)} if spec.has_location else set())  # the whole of top is taken
     found, new = dict[str, str](), [(path, folder)]
     while new:
         part, folder = new.pop()
         name = os.path.relpath(part, folder)
         if name not in found:
             found[name] = part
-            new += _imported(part, folder, folders, named)
+            new += _imported(part, folder, folders, names)
     return dict(sorted(found.items()))
 
 
@@ -94,7 +99,7 @@ def _is_installed(folder: str) -> bool:
     return not _INSTALLED.isdisjoint(folder.split(os.sep)) or folder in sysconfig.get_paths().values()
 
 
-def _user_folders(own: str) -> dict[str, set[str]]:
+def _user_folders(own: str) -> dict[str, dict[str, str]]:
     """The folders that the user's own code is imported from, in Python's order, each with what was installed into it;
     that of a module is among them. Python imports nothing from a folder that it cannot list."""
     folders = dict.fromkeys([*map(os.path.abspath, sys.path), own])
@@ -102,31 +107,37 @@ def _user_folders(own: str) -> dict[str, set[str]]:
     return {folder: _installed_into(folder) for folder in listed if not _is_installed(folder)}
 
 
-def _installed_into(folder: str) -> set[str]:
-    """The files that an installer has put into a folder of any name, as `pip install --target` does, by their paths."""
-    files = set[str]()
+def _installed_into(folder: str) -> dict[str, str]:
+    """The files that an installer has put into a folder of any name, as `pip install --target` does, by their paths
+    there, with their sizes."""
+    sizes = dict[str, str]()
     for record in glob.iglob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with contextlib.suppress(OSError, ValueError, csv.Error), open(record, encoding="utf-8", newline="") as lines:
-            files.update(os.path.normpath(row[0]) for row in csv.reader(lines) if row)
-    return files
+            sizes.update([(os.path.normpath(row[0]), row[2]) for row in csv.reader(lines) if len(row) == _RECORDED])
+    return sizes
 
 
-def _names_there(folders: dict[str, set[str]]) -> set[str]:
-    """The names of the user's own modules and packages in these folders."""
-    there = ((entry, folder) for folder in folders for entry in os.scandir(folder))
-    own = (entry for entry, folder in there if _file_of(entry.path, folder) not in folders[folder])
-    names = (entry.name.removesuffix(".py") for entry in own if entry.is_dir() or entry.name.endswith(".py"))
-    return {name for name in names if name.isidentifier() and name != _OURS}
+def _was_installed(file: str, folder: str, installed: Mapping[str, str]) -> bool:
+    """Whether a file below a folder is what was installed there: what has another size now is the user's."""
+    size = installed.get(os.path.relpath(file, folder))
+    return size is not None and os.path.isfile(file) and size == str(os.path.getsize(file))
 
 
-def _mention_of(names: set[str]) -> re.Pattern[bytes]:
-    """What finds one of these names in a source; nothing where there is none."""
-    return re.compile(rb"(?<!\w)(?:%s)(?!\w)" % ("|".join(names) or "(?!)").encode())
+def _names_there(folders: Iterable[str]) -> set[bytes]:
+    """The names of the modules and packages in these folders."""
+    names = set[str]()
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it is gone
+            for entry in os.listdir(folder):
+                name, dot, suffix = entry.partition(".")
+                if suffix == "py" or (not dot and os.path.isdir(os.path.join(folder, entry))):
+                    names.add(name)
+    return set(map(os.fsencode, names - {_OURS, "__pycache__"}))
 
 
-def _file_of(part: str, folder: str) -> str:
-    """The path below a folder of what is read when a package, or a file, is imported from there."""
-    return os.path.relpath(part if os.path.isfile(part) else os.path.join(part, "__init__.py"), folder)
+def _imported_file(part: str) -> str:
+    """The file that is read first when a package, or a file, is imported."""
+    return os.path.join(part, "__init__.py") if os.path.isdir(part) else part
 
 
 def _sources(part: str) -> list[str]:
@@ -135,22 +146,31 @@ def _sources(part: str) -> list[str]:
     return sorted(path for path in files_below(part, hidden=False) if path.endswith(".py"))
 
 
-def _imported(part: str, folder: str, folders: dict[str, set[str]], named: re.Pattern[bytes]) -> list[tuple[str, str]]:
+def _imported(
+    part: str, folder: str, folders: Mapping[str, Mapping[str, str]], names: set[bytes]
+) -> list[tuple[str, str]]:
     """What a file, or the files of a package, import of the user's own code: packages, and files that are in none.
 
-    `named` finds what may be such a name.
+    `names` are those of all that is in these folders.
     """
     found = set[tuple[str, str] | None]()
+    is_package = os.path.isdir(part) and os.path.dirname(part) == folder
     for path in _sources(part):
         package = os.path.relpath(os.path.dirname(path), folder).split(os.sep)
         with contextlib.suppress(OSError, SyntaxError, ValueError):  # what cannot be read cannot be imported
             with open(path, "rb") as file:
                 content = file.read()
-            if part != path and not named.search(content):
+            if is_package and not _mentions(content, names):
                 continue  # a large package is not parsed for nothing
             nodes = ast.walk(ast.parse(content))
             found.update(_located(name, folders) for node in nodes for name in _names(node, package))
     return sorted(each for each in found if each is not None)
+
+
+def _mentions(content: bytes, names: set[bytes]) -> bool:
+    """Whether one of these names is in a source; `import_module` takes names that are no word, too."""
+    odd = (name for name in names if not _WORD.fullmatch(name))
+    return not names.isdisjoint(_WORD.findall(content)) or any(name in content for name in odd)
 
 
 def _names(node: ast.AST, package: list[str]) -> list[str]:
@@ -175,19 +195,23 @@ def _absolute(module: str, level: int, package: list[str]) -> str:
     return ".".join(filter(None, [*(name for name in start if name != "."), module]))
 
 
-def _located(name: str, folders: dict[str, set[str]]) -> tuple[str, str] | None:
-    """The package that a module is in, or its file where it is in none, and the folder it is imported from; None for
-    what is installed there."""
+def _located(name: str, folders: Mapping[str, Mapping[str, str]]) -> tuple[str, str] | None:
+    """The package that a module is in, or its file where it is in none, and the folder it is imported from. Of what is
+    installed in that folder, only a piece that the user has put into it; else None."""
     pieces = list(filter(None, name.split(".")))
     if pieces[:1] == [_OURS]:
         return None
     for folder, installed in folders.items():
-        path = folder
+        path, is_there = folder, False
         for piece in pieces:
             path = os.path.join(path, piece)
-            for part in (path, path + ".py"):
-                if os.path.isfile(os.path.join(folder, file := _file_of(part, folder))):
-                    return None if file in installed else (part, folder)
+            for part, file in ((path, os.path.join(path, "__init__.py")), (path + ".py", path + ".py")):
+                if os.path.isfile(file):
+                    if not _was_installed(file, folder, installed):
+                        return part, folder
+                    is_there = True
+        if is_there:
+            return None
     return None
 
 

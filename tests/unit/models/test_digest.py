@@ -70,12 +70,37 @@ def test_package_in_a_folder_without_init_is_covered_whole(code: Path) -> None:
     assert is_covered("own_folder.inner", maths)
 
 
-def test_package_in_a_folder_without_init_may_import_from_that_folder(code: Path) -> None:
+@pytest.mark.parametrize("line", ["from own_folder import maths", "from .. import maths"])
+@pytest.mark.parametrize("module", ["own_folder.inner", "own_folder.inner.layers"])
+def test_package_in_a_folder_without_init_may_import_from_that_folder(code: Path, module: str, line: str) -> None:
     maths = write(code / "own_folder" / "maths.py")
     (code / "own_folder" / "inner").mkdir()
-    write(code / "own_folder" / "inner" / "__init__.py")
-    write(code / "own_folder" / "inner" / "layers.py", "from own_folder import maths\n")
-    assert is_covered("own_folder.inner.layers", maths)
+    init = write(code / "own_folder" / "inner" / "__init__.py")
+    write(code / "own_folder" / "inner" / "layers.py", f"{line}\n")
+    assert is_covered(module, maths)
+    assert is_covered(module, init)
+
+
+def test_module_is_told_from_a_file_of_its_name_without_a_suffix(code: Path) -> None:
+    script, data = write(code / "own_maths"), write(code / "json")
+    maths = write(code / "own_maths.py")
+    write(code / "own_layers.py", "import json, own_maths\n")
+    assert is_covered("own_layers", maths)
+    assert not is_covered("own_layers", script)
+    assert not is_covered("own_layers", data)
+
+
+@pytest.mark.parametrize("name", ["01-maths", "2024_maths"])
+def test_module_whose_name_is_no_word_of_python_is_covered(code: Path, name: str) -> None:
+    write(code / "own_package" / "__init__.py", f"import importlib\nm = importlib.import_module('{name}')\n")
+    assert is_covered("own_package", write(code / f"{name}.py"))
+
+
+def test_links_that_lead_nowhere_are_passed_over(code: Path) -> None:
+    (code / "round").symlink_to("round")
+    (code / "gone").symlink_to("nowhere")
+    write(code / "own_layers.py", "import round, gone, own_maths\n")
+    assert is_covered("own_layers", write(code / "own_maths.py"))
 
 
 def test_hidden_folders_of_a_package_are_left_out(code: Path) -> None:
@@ -152,24 +177,46 @@ def test_what_an_installed_package_brings_along_is_not_the_users_code(
     assert not is_covered("own_layers", write(brought / "own_maths.py"))
 
 
-@pytest.mark.parametrize("is_whole_package", [True, False])
-def test_what_was_installed_into_a_folder_of_any_name_is_not_the_users_code(code: Path, is_whole_package: bool) -> None:
-    """As `pip install --target` does, also into the folder of the user's code: it is not read, however much it is."""
-    name = "brought/__init__.py" if is_whole_package else "brought.py"
-    write(code / "brought-1.0.dist-info" / "RECORD", f'{name},sha256=0,0\n"brought/of, others.py",,\n')
-    installed = write(code / name, "import own_maths\n")
+def install(folder: Path, files: dict[str, str]) -> None:
+    """Put files into a folder as `pip install --target` does."""
+    folder.joinpath("brought-1.0.dist-info").mkdir(parents=True)
+    for name, text in files.items():
+        write(folder / name, text)
+    lines = [f"{name},sha256=0,{len(text)}\n" for name, text in files.items()]
+    (folder / "brought-1.0.dist-info" / "RECORD").write_text("".join([*lines, "brought-1.0.dist-info/RECORD,,\n"]))
+
+
+@pytest.mark.parametrize("name", ["brought/__init__.py", "brought.py"])
+@pytest.mark.parametrize("is_beside", [True, False])
+def test_what_was_installed_into_a_folder_of_any_name_is_not_the_users_code(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_beside: bool
+) -> None:
+    """It is not read, however much it is."""
+    folder = code if is_beside else tmp_path / "target"
+    install(folder, {name: "import own_maths\n"})
+    monkeypatch.syspath_prepend(str(folder))
     write(code / "own_layers.py", "import brought, own_maths\n")
     assert is_covered("own_layers", write(code / "own_maths.py"))
     assert list(parts_of_module("own_layers")) == ["own_layers.py", "own_maths.py"]
     assert list(parts_of_module("brought")) == [name.removesuffix("/__init__.py")]
-    assert is_covered("brought", installed)
+    assert is_covered("brought", folder / name)
 
 
-def test_damaged_record_of_what_is_installed_is_none(code: Path) -> None:
-    (code / "brought-1.0.dist-info").mkdir()
-    (code / "brought-1.0.dist-info" / "RECORD").write_bytes(b"own_maths.py\xff\n")
+def test_what_the_user_put_in_the_place_of_what_is_installed_is_covered(code: Path) -> None:
+    install(code, {"brought/__init__.py": "", "own_maths.py": "as it was brought"})
+    maths, plugin = write(code / "own_maths.py", "other"), write(code / "brought" / "plugin.py")
+    write(code / "own_layers.py", "from brought import plugin\nimport own_maths\n")
+    assert is_covered("own_layers", maths)
+    assert is_covered("own_layers", plugin)
+    assert list(parts_of_module("own_layers")) == [str(Path("brought", "plugin.py")), "own_layers.py", "own_maths.py"]
+
+
+def test_of_a_damaged_record_nothing_counts(code: Path) -> None:
+    install(code, {"own_maths.py": ""})
+    with open(code / "brought-1.0.dist-info" / "RECORD", "ab") as record:
+        record.write(b"\xff")
     write(code / "own_layers.py", "import own_maths\n")
-    assert is_covered("own_layers", write(code / "own_maths.py"))
+    assert is_covered("own_layers", code / "own_maths.py")
 
 
 def test_penstock_itself_is_not_the_users_code(code: Path) -> None:

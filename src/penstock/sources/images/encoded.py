@@ -267,7 +267,7 @@ def read_image(path: str) -> bytes:
 
 
 def _read_local(path: str, most: int | None = None) -> bytes:
-    """Without Python's file objects: for a photo of 60 KB they cost four times what reading it does.
+    """Without Python's file objects, as `files.read_bytes`.
 
     Not blocking, because opening a pipe waits for ever; and looked at once it is open, because a device never ends.
     """

@@ -371,6 +371,7 @@ class Line:
     def __init__(self, cupy: Any, make_decoder: Callable[[], PlaneDecoder]) -> None:
         self._cupy, self._make_decoder = cupy, make_decoder
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._through = cupy.cuda.Event(block=True, disable_timing=True)
         self._decoder: PlaneDecoder | None = make_decoder()
         self.memory: Any = None
 
@@ -382,9 +383,8 @@ class Line:
 
     def wait(self) -> None:
         """Wait until the stream is through, asleep: CUDA's usual wait keeps a core busy, which loaders need."""
-        through = self._cupy.cuda.Event(block=True, disable_timing=True)
-        through.record(self.stream)
-        through.synchronize()
+        self._through.record(self.stream)
+        self._through.synchronize()
 
     def decode(self, photos: Photos, rows: Any) -> tuple[Array, Array]:
         """Have photos decoded that lie in these rows, in the order of the stream.
