@@ -245,8 +245,9 @@ def save_text(path: Path, text: str) -> list[str]:
         (lambda folder: open_memory(pa.table({"x": [1.0, math.nan]})), "x"),
         (lambda folder: opened(Rows([{"x": 1.0}, {"x": math.nan}])), "x"),
         (lambda folder: opened(iter([{"x": np.array([1.0, math.nan])}])), "x"),
+        (lambda folder: opened(iter([pd.DataFrame({"x": [1.0, math.nan]})])), "x"),
     ],
-    ids=["csv", "csv NaN", "jsonl", "npy", "pandas", "pandas None", "arrays", "arrow", "rows", "batches"],
+    ids=["csv", "csv NaN", "jsonl", "npy", "pandas", "pandas None", "arrays", "arrow", "rows", "batches", "frames"],
 )
 @pytest.mark.parametrize("rule", ["fail", "0"])
 def test_nan_is_a_value_everywhere(make: Callable[[Path], Source], name: str, rule: str, tmp_path: Path) -> None:

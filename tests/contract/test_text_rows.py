@@ -127,6 +127,15 @@ class TestCsv:
         assert failures[2].reason == "column 'x' is '6.5', not a whole number, as the first ones are"
         assert [row["x"] for row in kept] == [5, 6, None, 7]
 
+    def test_truth_values_stay_what_they_are_where_they_are_fed_as_floats(
+        self, tmp_path: Path, rows_per_span: int
+    ) -> None:
+        path = tmp_path / "a.csv"
+        path.write_text("x,flag\n1,True\n2,False\n", encoding="utf-8")
+        rows, failures = rows_of(CsvFiles([str(path)]).with_floats(["x", "flag"]), rows_per_span)
+        assert not failures
+        assert rows == [{"x": 1.0, "flag": True}, {"x": 2.0, "flag": False}]
+
     def test_broken_record_does_not_change_the_numbers_of_its_neighbours(self, csv: Callable[..., Read]) -> None:
         rows, failures = csv("id,x\n9007199254740993,1\nbroken\n9007199254740995,3\n")
         assert list(failures) == [1]
@@ -377,6 +386,34 @@ class TestJsonLines:
             {"id": 2, "x": [3, 4]},
             {"id": 5, "x": [5, 6]},
         ]
+
+    @pytest.mark.parametrize("odd", ['{"text": "' + ":]" * 600 + '"}', '{"broken', ' {"text": "one space"}'])
+    def test_types_hold_for_all_of_the_first_lines_whatever_one_of_them_is(
+        self, jsonl: Callable[..., Read], odd: str
+    ) -> None:
+        """Half of the lines have whole numbers only, and few have a language."""
+        lines: list[dict[str, Any]] = [
+            {"text": "thanks :]", "score": n if n % 2 else n + 0.5, "lang": "en" if n == 4 else None} for n in range(6)
+        ]
+        del lines[1]["lang"]
+        rows, failures = jsonl("\n".join([*map(json.dumps, lines), odd]) + "\n")
+        assert set(failures) <= {6}
+        assert [row["score"] for row in rows[:6]] == [line["score"] for line in lines]
+        assert [row["lang"] for row in rows[:6]] == [None, None, None, None, "en", None]
+
+    def test_lines_that_contradict_the_common_ones_fail_alone(self, jsonl: Callable[..., Read]) -> None:
+        rows, failures = jsonl('{"id": 1}\n{"id": "two"}\n{"id": 3}\n{"id\n{"id": 5.5, "more": true}\n')
+        assert sorted(failures) == [1, 3]
+        assert [row["id"] for row in rows] == [1, None, 3, None, 5.5]
+        assert [row["more"] for row in rows] == [None, None, None, None, True]
+
+    def test_a_key_that_is_null_in_the_first_lines_may_be_text_later(
+        self, jsonl: Callable[..., Read], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jsonl_module, "_SAMPLE_BYTES", 24)
+        rows, failures = jsonl('{"c": null}\n{"c": null}\n{"c": "late"}\n')
+        assert not failures
+        assert [row["c"] for row in rows] == [None, None, "late"]
 
     def test_failure_says_where_and_why(self, jsonl: Callable[..., Read], tmp_path: Path) -> None:
         _, failures = jsonl('{"id": 1}\n{"id"\n')

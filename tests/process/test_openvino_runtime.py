@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from penstock.core.output_selection import Answers
 from penstock.core.records import Device, ModelFile, Scaling
@@ -68,6 +69,35 @@ def test_whole_numbers_of_more_than_32_bits_fail_instead_of_being_cut_off(tmp_pa
         replica.predict({"x": np.array([[1, 2, 3, 2**40]])})
     largest = np.array([[2**31 - 1, -(2**31), 0, 1]])
     np.testing.assert_array_equal(replica.predict({"x": largest})["y"], largest)
+
+
+def hashing(path: Path) -> Path:
+    """Rows of a table by what is left of a whole number."""
+    table, size = np.arange(3988, dtype=np.float32).reshape(997, 4), np.array(997)
+    nodes = [node("Mod", ["ids", "size"], ["places"]), node("Gather", ["table", "places"], ["y"])]
+    outputs: onnx_models.Tensors = {"y": ("FLOAT", ["rows", 4])}
+    return onnx_models.save(
+        path, nodes, {"ids": ("INT64", ["rows"])}, outputs, initializers={"table": table, "size": size}
+    )
+
+
+def test_arithmetic_of_large_whole_numbers_is_refused_and_that_of_truth_values_and_places_is_not(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RefusedByRuntime) as caught:
+        load(hashing(tmp_path / "hash.onnx"))
+    assert caught.value.received == "whole numbers are cut to 32 bits: Mod of 64 bits in the model"
+    rows = np.array([[3, 1, 2], [0, 5, 4]])
+    positive = [node("Greater", ["x", "zero"], ["is"]), node("Cast", ["is"], ["one"], to=TensorProto.INT64)]
+    count = [*positive, node("CumSum", ["one", "axis"], ["y"])]
+    constants = {"zero": np.array(0), "axis": np.array(1)}
+    numbers: onnx_models.Tensors = {"x": ("INT64", ["rows", 3])}
+    path = onnx_models.save(tmp_path / "c.onnx", count, numbers, {"y": ("INT64", ["rows", 3])}, initializers=constants)
+    np.testing.assert_array_equal(load(path).predict({"x": rows})["y"], (rows > 0).cumsum(axis=1))
+    best = [node("ArgMax", ["x"], ["at"], axis=1, keepdims=0), node("Mul", ["at", "two"], ["y"])]
+    two = {"two": np.array(2)}
+    path = onnx_models.save(tmp_path / "b.onnx", best, ROWS_OF_4, {"y": ("INT64", ["rows"])}, initializers=two)
+    np.testing.assert_array_equal(load(path).predict({"x": X.astype(np.float32)})["y"], [6, 6, 6])
 
 
 def test_what_is_no_onnx_or_holds_unknown_operators_is_refused(tmp_path: Path) -> None:

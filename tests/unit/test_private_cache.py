@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock import private_cache
+from penstock.planning.store import forget_conversion
 from penstock.private_cache import in_use
 
 
@@ -31,6 +32,16 @@ def test_clearing_leaves_what_a_running_job_needs_and_removes_it_afterwards(cach
     private_cache.clear()
     assert os.listdir(cache) == []
     assert "nothing is kept" in private_cache.in_words()
+
+
+def test_a_conversion_that_does_not_run_here_stays_where_another_job_runs_it(cache: Path) -> None:
+    used, unused = cache / "converted" / "used", cache / "converted" / "unused"
+    with in_use(str(used)):
+        forget_conversion(str(used))
+        forget_conversion(str(unused))
+        assert os.listdir(cache / "converted") == ["used"]
+    forget_conversion(str(used))
+    assert os.listdir(cache / "converted") == []
 
 
 def test_clearing_follows_no_link_out_of_the_cache(cache: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.cluster.gang import GangHold, Machines
@@ -96,9 +96,8 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                 raise OutputError(
                     "the output folder holds predictions", received=task.output, hint="choose another --output"
                 )
-        if existing is not None and task.overwrite:
-            _remove(place)
-            existing = None
+        folder = _Folder(place, None if task.overwrite else existing, replaces=task.overwrite and existing is not None)
+        existing = folder.existing
         if existing is not None:
             result = read_result(place)
             is_finished = result is not None and os.path.isfile(os.path.join(place.address(), MODEL))
@@ -110,7 +109,7 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
             contextlib.closing(TrainingDisplay(progress, task.asked.epochs, trace)) as display,
         ):
             try:
-                return _train(task, place, existing, display, began, connect)
+                return _train(task, folder, display, began, connect)
             except BaseException as error:
                 is_left = existing is not None or display.has_begun
                 go_on = f"go on with: {_resume_line(task)}"
@@ -120,7 +119,7 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                     error.hint = f"put the file back; {go_on}"
                 elif isinstance(error, ClusterLost) and is_left:
                     error.hint = f"{error.hint}; {go_on}"
-                if not is_left:
+                if not is_left and not folder.replaces:
                     _remove(place)
                     # The log stays where it says more than the error does.
                     if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
@@ -149,6 +148,24 @@ def _check_apart(task: FitTask, place: Place) -> None:
 
 def _is_free(place: Place) -> bool:
     return MANIFEST not in place.sizes(INTERNAL)
+
+
+@dataclass
+class _Folder:
+    """The output folder of a job, and the job in it that goes on."""
+
+    place: Place
+    existing: FitManifest | None
+    replaces: bool
+    """Whether another job is still there, which `--overwrite` removes once the new one is known to begin."""
+
+    def begin(self, manifest: FitManifest) -> None:
+        """Write the new job into the folder, in place of another one."""
+        if self.replaces:
+            _remove(self.place)
+            self.replaces = False
+        with output_errors():
+            manifest.save(self.place)
 
 
 def _remove(place: Place) -> None:
@@ -196,9 +213,8 @@ def _check_same(task: FitTask, place: Place, existing: FitManifest, progress: Pr
     progress.note("the input was touched since the job began; it has the same bytes: going on")
 
 
-def _train(
-    task: FitTask, place: Place, existing: FitManifest | None, display: TrainingDisplay, began: float, connect: Connect
-) -> FitSummary:
+def _train(task: FitTask, folder: _Folder, display: TrainingDisplay, began: float, connect: Connect) -> FitSummary:
+    place, existing = folder.place, folder.existing
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
         stop = stack.enter_context(graceful(display.note, lambda: _STOPPING if display.has_begun else _STOPPING_EARLY))
@@ -223,8 +239,7 @@ def _train(
             job = replace(job, devices=tuple(stack.enter_context(devices)))
             hold = TrainerHold(job, log, stop, display.note)
         if existing is None:
-            with output_errors():
-                manifest.save(place)
+            folder.begin(manifest)
         else:
             display.note(
                 "going on from the newest checkpoint"

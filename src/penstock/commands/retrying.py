@@ -237,19 +237,20 @@ class _Retry(Run):
             self.meter.begin()
             self.progress.begin(self.meter, self.meter.done_rows + run_again, 0)  # those of another kind are counted
             try:
-                self._replace_parts(started, manifest, ledger, spans)
+                is_whole = self._replace_parts(started, manifest, ledger, spans)
             finally:
                 self.progress.end()
                 with output_errors():
                     ledger.finish()
-            if self.context.stop.signal_number is not None:
+            if not is_whole and self.context.stop.signal_number is not None:
                 raise Interrupted.by_signal(
                     self.context.stop.signal_number,
                     f"stopped with {sum(record.failed for record in ledger.records):,} failed rows left",
                 )
             return self.summarise(started, manifest, ledger, manifest.rows - len(self.failed), ready)
 
-    def _replace_parts(self, started: Started, manifest: Manifest, ledger: Ledger, spans: list[Span]) -> None:
+    def _replace_parts(self, started: Started, manifest: Manifest, ledger: Ledger, spans: list[Span]) -> bool:
+        """Replace every part with failed rows; returns whether all were, or a stop came before."""
         sink = kinds.sink(self.task.options.format)
         assert isinstance(sink, Merges)
         parts = {each: record.part for record in ledger.records for each in range(record.first_span, record.stop_span)}
@@ -262,12 +263,13 @@ class _Retry(Run):
             picked = self._picked(started, finished)
             for part, group in itertools.groupby(picked, key=lambda result: parts[result.span.index]):
                 retried = list(group)
-                if len(retried) < expected[part]:
-                    return  # stopped: the part stays as it is
+                if len(retried) < expected.pop(part):
+                    return False  # the part stays as it is
                 with output_errors():
                     if not failed_as_before(self.place, ledger, part, retried):
                         ledger.replace(stage_retried(self.place, manifest, ledger, sink, part, retried))
                 self.meter.commit(rows[part], 0)
+        return not expected
 
     def _picked(self, started: Started, results: Iterator[Result]) -> Iterator[Result]:
         """Of every result the rows that are retried."""

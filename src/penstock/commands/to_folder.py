@@ -47,6 +47,7 @@ from penstock.storage.ledger import (
     is_finished,
     planned_records,
     remove_job,
+    remove_written,
     tidy,
 )
 from penstock.storage.manifest import (
@@ -337,8 +338,7 @@ class Run:
         if rows:
             self.progress.note(f"beginning again, as the model keeps state: {rows:,} rows that are there are removed")
         with output_errors():
-            remove_job(self.place, manifest)
-            manifest.save(self.place)
+            remove_written(self.place, manifest)
 
     def _check(self, started: Started) -> str:
         if not isinstance(self.task.model, ModelFile):

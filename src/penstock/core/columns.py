@@ -26,7 +26,8 @@ def describe(name: str, column: Column) -> TensorSpec:
 
 def _describe_type(kind: pa.DataType, sample: pa.Array) -> tuple[str, Shape]:
     if isinstance(kind, pa.FixedShapeTensorType):
-        return _number(kind.value_type), tuple(kind.shape)
+        order = kind.permutation
+        return _number(kind.value_type), tuple(kind.shape if order is None else (kind.shape[axis] for axis in order))
     if pa.types.is_dictionary(kind):
         return _describe_type(kind.value_type, sample.dictionary if len(sample) else sample)
     if pa.types.is_fixed_size_list(kind):
@@ -56,12 +57,43 @@ def _number(kind: pa.DataType) -> str:
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
     """A column of a table as one array."""
-    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    try:
+        return column.combine_chunks()
+    except pa.ArrowInvalid:  # more than 2 GB of text, where offsets have 32 bits
+        return column.cast(_with_long_offsets(column.type)).combine_chunks()
+
+
+def _with_long_offsets(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.large_list(_with_long_offsets(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_long_offsets(field.type)) for field in kind])
+    return kind
 
 
 def storage_of(column: pa.Array) -> pa.Array:
     """A column without the extension type around it, such as that of a fixed-shape tensor."""
-    return column.storage if isinstance(column, pa.ExtensionArray) else column
+    if not isinstance(column, pa.ExtensionArray):
+        return column
+    if isinstance(column.type, pa.FixedShapeTensorType) and column.type.permutation is not None:
+        return _in_logical_order(column.storage, column.type)
+    return column.storage
+
+
+def _in_logical_order(rows: pa.Array, kind: pa.FixedShapeTensorType) -> pa.Array:
+    """The rows of tensors whose axes are stored in another order than they have: transposed, nulls as they are."""
+    order = [0, *(1 + axis for axis in kind.permutation)]
+    stored = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, *kind.shape)  # has no values of nulls
+    values = _numbers_to_arrow(stored.transpose(order).reshape(-1))
+    tensors = pa.FixedSizeListArray.from_arrays(values, math.prod(kind.shape))
+    is_there = rows.is_valid().to_numpy(zero_copy_only=False)
+    return tensors.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -175,21 +207,37 @@ def _from_lists(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
     """Nested lists as one flat run of values, a fixed number of them for each row."""
     rows = len(column)
     per_row = math.prod(length for length in shape if length is not None)
-    values, whole = _flatten(column)
-    nulls = values.null_count
-    if whole and not nulls and (None in shape or len(values) == rows * per_row):
+    values, found = _flatten(column)
+    is_full = not values.null_count and (None in shape or len(values) == rows * per_row)
+    if is_full and found is not None and _can_be(found, shape):
         return _from_arrow(values, dtype, (), bad)
     return _repair(column, dtype, shape, bad)
 
 
-def _flatten(column: pa.Array) -> tuple[pa.Array, bool]:
-    """The innermost values, and whether every row has the same number of them and none is null."""
-    whole = True
+def _flatten(column: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None]:
+    """The innermost values, and the shape that every row has; no shape where rows differ, or one of them is null."""
+    shape: list[int] = []
+    is_whole = True
     while is_list(column.type):
-        whole = whole and column.null_count == 0 and _is_uniform(column)
-        column = column.flatten()
-        column = storage_of(column)
-    return column, whole
+        is_whole = is_whole and column.null_count == 0 and _is_uniform(column)
+        rows = len(column)
+        column = storage_of(column.flatten())
+        shape.append(len(column) // max(1, rows))
+    return column, tuple(shape) if is_whole else None
+
+
+def _can_be(found: Sequence[int], shape: Shape) -> bool:
+    """Whether rows with as many values as `shape` may be read as that: axes of length 1 do not count.
+
+    A flat list may have any shape, and any shape may become a flat list.
+
+    >>> _can_be((784,), (28, 28, 1)), _can_be((28, 28), (28, 28, 1)), _can_be((2, 3), (3, 2))
+    (True, True, False)
+    """
+    if min(len(found), len(shape)) <= 1:
+        return True
+    is_same = len(found) == len(shape) and all(b in (a, None) for a, b in zip(found, shape, strict=True))
+    return is_same or [length for length in found if length != 1] == [length for length in shape if length != 1]
 
 
 def leaves(column: pa.Array) -> tuple[pa.Array, Array]:
@@ -208,17 +256,8 @@ def leaves(column: pa.Array) -> tuple[pa.Array, Array]:
 
 def common_shape(column: pa.Array) -> tuple[int, ...] | None:
     """The shape that every row of a column of lists has; None where rows differ, or one of them is or holds a null."""
-    shape: list[int] = []
-    rows = len(column)
-    column = storage_of(column)
-    values, is_whole = _flatten(column)
-    if not rows or not is_whole or values.null_count:
-        return None
-    while is_list(column.type):
-        column = column.flatten()
-        shape.append(len(column) // max(1, rows))
-        rows = len(column)
-    return tuple(shape)
+    values, shape = _flatten(storage_of(column))
+    return None if values.null_count or not len(column) else shape
 
 
 def _is_uniform(column: pa.Array) -> bool:
@@ -240,11 +279,13 @@ def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
         if row.null_count:
             bad[position] = IS_NULL
             continue
-        values, is_regular = _flatten(row)
+        values, found = _flatten(row)
         if len(values) != per_row:
             bad[position] = f"has {len(values)} values, not {per_row}"
-        elif not is_regular:
+        elif found is None:
             bad[position] = "is ragged: its lists differ in length"
+        elif not _can_be(found, shape):
+            bad[position] = f"has the shape {list(found)}, not {list(shape)}"
         elif values.null_count:
             bad[position] = "holds a null"
         else:

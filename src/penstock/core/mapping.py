@@ -15,6 +15,7 @@ from penstock.errors import InputError
 __all__ = ["RAW_RECORD", "bind", "describe", "describe_all", "expand", "find", "misfit", "shortened", "wire_dtype"]
 
 Schema = Mapping[str, TensorSpec]
+_LONG = ("int64", "uint64")
 
 
 def bind(
@@ -51,11 +52,11 @@ def bind(
     masks = [spec for spec in missing if _is_mask(spec)] if len(signature.inputs) > 1 else []
     missing = [spec for spec in missing if spec not in masks]
     if missing:
-        used = {column for columns in chosen.values() for column in columns} | set(keep)
-        used |= {column for binding in built.values() for column in binding.columns}
-        free = {name: spec for name, spec in schema.items() if name not in used}
+        fed = {column for columns in chosen.values() for column in columns}
+        fed |= {column for binding in built.values() for column in binding.columns}
+        unfed = {name: spec for name, spec in schema.items() if name not in fed}
         has_numbers = any(_is_number(spec) for spec in signature.inputs if spec not in missing)
-        chosen.update(_guess(missing, free, schema, has_numbers=has_numbers))
+        chosen.update(_guess(missing, unfed, keep, schema, has_numbers=has_numbers))
     made = {
         spec.name: _make(spec, chosen[spec.name], schema)
         for spec in signature.inputs
@@ -178,8 +179,10 @@ def find(schema: Schema, column: str, flag: str) -> str:
 
 
 def _guess(
-    missing: Sequence[TensorSpec], free: Schema, schema: Schema, *, has_numbers: bool
+    missing: Sequence[TensorSpec], unfed: Schema, keep: Sequence[str], schema: Schema, *, has_numbers: bool
 ) -> dict[str, tuple[str, ...]]:
+    """The columns of inputs that no column has the name of, among those that feed no other input."""
+    free = {name: column for name, column in unfed.items() if name not in keep}
     if len(missing) > 1:
         wanted = {spec.name: closest(spec.name, list(free)) or "COLUMN" for spec in missing}
         raise InputError(
@@ -191,7 +194,7 @@ def _guess(
         )
     spec = missing[0]
     # A column that is kept may be meant as well, if there is no other.
-    fitting = _fitting(spec, free) or _fitting(spec, schema)
+    fitting = _fitting(spec, free) or _fitting(spec, unfed)
     if any(schema[name].encoding is not None for name in fitting):
         fitting = [name for name in fitting if schema[name].encoding is not None]
     if RAW_RECORD in fitting:
@@ -361,10 +364,18 @@ def wire_dtype(column: str, wanted: str) -> str:
 
     An integer stays an integer, so that a pixel crosses the bus as one byte; a 64-bit number for a 32-bit input is
     cast before it crosses, which halves the bytes. So is an integer for a smaller integer: there it is seen whether it
-    fits, and on the device it would wrap around.
+    fits, and on the device it would wrap around. A 64-bit integer for a float crosses as a float: a column of CSV that
+    begins with whole numbers may go on with fractions.
+
+    >>> wire_dtype("uint8", "float32"), wire_dtype("int64", "float32"), wire_dtype("int64", "float64")
+    ('uint8', 'float32', 'float64')
     """
-    if STRING in (column, wanted) or wanted == "bfloat16":
+    if STRING in (column, wanted):
         return column
+    if wanted == "bfloat16":
+        return "float64" if column in _LONG else column
+    if wanted == "float64" and column in _LONG:
+        return wanted
     if _numpy_kind(wanted) in "iu" and _numpy_kind(column) in "iu":
         return column if np.can_cast(column, wanted) else wanted
     if _numpy_kind(wanted) != "f":

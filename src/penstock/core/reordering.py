@@ -31,6 +31,8 @@ def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFai
         present = np.concatenate([np.asarray(positions) for positions, _, _ in batches])
         order = np.argsort(present)
         present = present[order]
+        if (np.diff(present) <= 0).any():
+            raise RuntimeError(f"a row of span {span.index} is in two batches")
         columns = {name: take_positions(column, order) for name, column in columns.items()}
     if failures:
         alive = np.ones(span.rows, dtype=bool)

@@ -49,5 +49,5 @@ def derived_seed(seed: int, position: int, row: int, shape: tuple[int, ...], dty
         int(np.prod(shape, dtype=np.int64)), np.uint64
     )
     # The sign stays free: not every framework takes negative seeds.
-    most = np.iinfo(kind).max if kind.kind in "iu" else (1 << 24)
+    most = np.iinfo(kind).max if kind.kind in "iu" else (1 << 24) - 1
     return (words & np.uint64(most)).astype(kind).reshape(shape)

@@ -30,6 +30,8 @@ def check_answers(model: ModelFile, started: Started, context: RunContext) -> st
         raise UsageError(
             "--check reads the first rows twice", received="an input that can be read only once", hint="leave it out"
         )
+    if not started.prepared.answered:
+        return "not checked: all of the first rows failed"
     name = own_runtime(model, started.recipe.runtime)
     if started.job.state != NONE and (name != started.recipe.runtime or not started.prepared.state.is_repeatable):
         return (

@@ -90,8 +90,9 @@ class Writer:
         """What is to be done, and None at the end."""
         self._error: BaseException | None = None
         self._is_dropped = False
-        self._thread = threading.Thread(target=self._write, name="writer", daemon=True)
-        self._thread.start()
+        self._ended = threading.Event()
+        """Python takes a thread for ended whose `join` an exception of a signal has interrupted; this does not."""
+        threading.Thread(target=self._write, name="writer", daemon=True).start()
 
     def put(self, result: Result) -> None:
         self._raise()
@@ -111,23 +112,23 @@ class Writer:
             self._parts.drop(part)
             then()
 
-        if self._thread.is_alive():
+        if not self._ended.is_set():
             self._queue.put(drop)
 
     def finish(self) -> None:
         """Commit everything that was put, also a part that an interrupt cut short."""
         with self._meter.waiting_for_writer():
             self._queue.put(None)
-            self._thread.join()
+            self._ended.wait()
         self._raise()
         self._parts.commit_all()
 
     def close(self) -> None:
         """After an error: write no more."""
         self._is_dropped = True
-        if self._thread.is_alive():
+        if not self._ended.is_set():
             self._queue.put(None)
-            self._thread.join()
+            self._ended.wait()
         self._digests.shutdown(cancel_futures=True)
         self._parts.close()
 
@@ -136,11 +137,14 @@ class Writer:
             raise self._error
 
     def _write(self) -> None:
-        while (call := self._queue.get()) is not None:
-            if self._error is not None or self._is_dropped:
-                continue
-            try:
-                call()
-            except BaseException as error:
-                self._error = error
-                self._on_error()
+        try:
+            while (call := self._queue.get()) is not None:
+                if self._error is not None or self._is_dropped:
+                    continue
+                try:
+                    call()
+                except BaseException as error:
+                    self._error = error
+                    self._on_error()
+        finally:
+            self._ended.set()

@@ -211,8 +211,9 @@ def forget(plan: Plan) -> None:
 
 
 def forget_conversion(folder: str) -> None:
-    """Drop a converted step that does not run: the next job that needs it makes it anew."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Drop a converted step that does not run, unless another job runs it: the next one that needs it makes it anew."""
+    if not is_in_use(folder):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_plan(path: str) -> Plan:

@@ -46,6 +46,8 @@ class _OpenSpan:
     """A span on its way through the pipe. Batches may come twice, after the loader that sent them died."""
 
     span: Span
+    attempt: int = 0
+    """The number of the attempt to load it, where loader processes do that."""
     seen: set[int] = field(default_factory=set)
     outputs: dict[int, Mapping[str, Column] | None] = field(default_factory=dict)
     positions: dict[int, range | Array] = field(default_factory=dict)
@@ -121,6 +123,9 @@ class Pipeline:
         self._decoded: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._decoding_turn = threading.Lock()
         self._places = Places(lanes + ahead if ahead >= 0 else 1)
+        # A row that is left out, or that the user's function sees alone, may have another size at the next attempt:
+        # then the same numbers of batches stand for other rows. Batches of a model that keeps state run only once.
+        self._restarts = bool(job.buckets) and job.state != VARIABLES
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None
@@ -141,21 +146,20 @@ class Pipeline:
         self._begin()
         self._spans.put(span)
 
-    def give(self, span: Span, batch: Batch, release: Release, slot: int | None = None) -> None:
+    def give(self, span: Span, batch: Batch, release: Release, slot: int | None = None, attempt: int = 0) -> None:
         """Take a batch that a loader process sent. `release` is called when its memory is no longer read."""
         self._begin()
-        work = self._sent.setdefault(span.index, _OpenSpan(span))
+        work = self._being_sent(span, attempt)
         self._see(work, batch)
         self._batches.put(_Waiting(work, batch, release, tracing.NONE if slot is None else slot))
 
-    def has(self, span: Span, index: int) -> bool:
+    def has(self, span: Span, index: int, attempt: int = 0) -> bool:
         """Whether this batch was given before: a loader that died had sent it already."""
-        work = self._sent.get(span.index)
-        return work is not None and index in work.seen
+        return index in self._being_sent(span, attempt).seen
 
-    def end(self, span: Span, num_batches: int, read_s: float) -> None:
+    def end(self, span: Span, num_batches: int, read_s: float, attempt: int = 0) -> None:
         """The loader process has sent every batch of a span."""
-        work = self._sent.setdefault(span.index, _OpenSpan(span))
+        work = self._being_sent(span, attempt)
         work.timings.read += read_s
         self._complete(work, num_batches)
 
@@ -181,6 +185,13 @@ class Pipeline:
                 break
         for thread in self._threads:
             thread.join(timeout=1.0)
+
+    def _being_sent(self, span: Span, attempt: int) -> _OpenSpan:
+        """The span as this attempt sends it. What is left of an attempt before it comes to nothing."""
+        work = self._sent.get(span.index)
+        if work is None or (self._restarts and work.attempt != attempt):
+            work = self._sent[span.index] = _OpenSpan(span, attempt)
+        return work
 
     def _begin(self) -> None:
         """From now on a lane that has nothing to do waits for data; before, there was no work to wait for."""
@@ -400,6 +411,9 @@ class Pipeline:
             if count is None or len(work.outputs) != count or self._closed:
                 return
             work.num_batches = None
+        rows = sum(len(positions) for positions in work.positions.values())
+        if rows != work.span.rows:
+            raise RuntimeError(f"the batches of span {work.span.index} have {rows} rows, and the span {work.span.rows}")
         failures = [_with_origin(self._job.source, work.span, failure) for _, failure in sorted(work.failures.items())]
         batches = [
             (work.positions[index], outputs, work.kept[index])

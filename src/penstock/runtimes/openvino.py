@@ -18,6 +18,7 @@ from penstock.core.records import Columns, Device, ModelFile, Shape
 from penstock.errors import DeviceError, ModelError, RefusedByRuntime, one_line
 from penstock.runtimes.environment import does_not_start, pinned
 from penstock.runtimes.memory_limit import out_of_memory
+from penstock.runtimes.onnx.graph import element_types, refused_by_openvino
 from penstock.runtimes.plain_inputs import Declared, HostInputs, OneByOne, describe_file, divide_inputs, rows_at_once
 from penstock.runtimes.tensorflow.to_onnx import ConvertedStep, read_step
 
@@ -180,7 +181,11 @@ class OpenVinoRuntime:
                     "OpenVINO does not run all of the model as it is", received=step.refused_by_openvino
                 )
             return OpenVinoConverted(Network(core, _read(core, step.path), properties), step)
-        return OpenVinoReplica(Network(core, _read(core, model.location), properties), model)
+        network = Network(core, _read(core, model.location), properties)
+        refused = _refused(model.location)
+        if refused is not None:
+            raise RefusedByRuntime("OpenVINO does not run all of the model as it is", received=refused)
+        return OpenVinoReplica(network, model)
 
 
 def _properties(core: Any, model: ModelFile, threads: int) -> dict[str, Any]:
@@ -204,6 +209,19 @@ def _properties(core: Any, model: ModelFile, threads: int) -> dict[str, Any]:
         # Two replicas would bind their threads to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
+
+
+def _refused(path: str) -> str | None:
+    """Why OpenVINO would answer some rows of an ONNX file otherwise, as far as the package onnx is here to tell."""
+    try:
+        import onnx
+    except ImportError:
+        return None
+    try:
+        proto = onnx.load(path, load_external_data=False)
+        return refused_by_openvino(proto, element_types(proto), are_checked=True)
+    except Exception:  # what OpenVINO has read and ONNX's own checks have not: no types are known
+        return None
 
 
 def _read(core: Any, path: str) -> Any:

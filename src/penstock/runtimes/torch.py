@@ -242,7 +242,10 @@ def _make_step(call: KerasCall, answers: Answers | None) -> Any:
             scaled = {name: call.scale(name, tensor, lambda each: each.float()) for name, tensor in tensors.items()}
             cast = {name: tensor.to(wanted[name]) if name in wanted else tensor for name, tensor in scaled.items()}
             packed = call.pack(cast)
-            given = self.model.predict_step((packed,)) if call.has_own_step else self.model(packed, **call.options)
+            if call.has_own_step:
+                given = self.model.predict_step(call.data_of_step(packed))
+            else:
+                given = self.model(packed, **call.options)
             return keep(answers, call.name_outputs(given), torch_top_k)
 
     return Step()

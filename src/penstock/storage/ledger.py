@@ -453,7 +453,14 @@ def part_folders(manifest: Manifest) -> list[str]:
 
 
 def remove_job(place: Place, manifest: Manifest) -> None:
-    """Remove a job and nothing else. The caller holds the lock.
+    """Remove a job and nothing else. The caller holds the lock."""
+    remove_written(place, manifest)
+    place.remove([MANIFEST])
+    place.settle()
+
+
+def remove_written(place: Place, manifest: Manifest) -> None:
+    """Remove all that a job has written, and leave the job: it begins again. The caller holds the lock.
 
     The journal goes first: without it the parts are unknown, and every later start removes them, so a crash at
     any point leaves a folder that is whole, or empty, or cleans itself.
@@ -463,6 +470,4 @@ def remove_job(place: Place, manifest: Manifest) -> None:
     place.settle()
     place.remove([*place.sizes(FAILURES), ALL_FAILURES, *part_files(place, manifest)])
     place.drop_folders([JOURNAL, FAILURES, *filter(None, part_folders(manifest))])
-    place.settle()
-    place.remove([MANIFEST])
     place.settle()

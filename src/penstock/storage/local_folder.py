@@ -77,10 +77,16 @@ class LocalFolder:
 
     def sizes(self, folder: str = "") -> dict[str, int]:
         try:
-            with os.scandir(self._at(folder)) as entries:
-                return {os.path.join(folder, e.name): e.stat().st_size for e in entries if e.is_file()}
+            entries = os.scandir(self._at(folder))
         except (FileNotFoundError, NotADirectoryError):
             return {}
+        sizes: dict[str, int] = {}
+        with entries as listed:
+            for entry in listed:
+                with contextlib.suppress(FileNotFoundError):  # removed since it was listed, and nothing of the others
+                    if entry.is_file():
+                        sizes[os.path.join(folder, entry.name)] = entry.stat().st_size
+        return sizes
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:

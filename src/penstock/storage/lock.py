@@ -1,5 +1,6 @@
 """One living run for each output folder."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -34,7 +35,7 @@ class OutputLock:
         descriptor = regular(self._path, os.O_RDWR | os.O_CREAT)
         crash_point("lock_opened")
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_unless_held(descriptor)
             if not self._is_still_there(descriptor):
                 os.close(descriptor)
                 return self._take()
@@ -66,6 +67,19 @@ class OutputLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _lock_unless_held(descriptor: int) -> None:
+    """Take the lock.
+
+    Raises:
+        BlockingIOError: A run holds it. Others may share it for a moment, as `holder_of` does.
+    """
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def holder_of(output: str) -> str | None:

@@ -222,6 +222,18 @@ class TestToArray:
         assert not bad
         np.testing.assert_array_equal(array, values)
 
+    def test_tensors_that_are_stored_transposed_have_their_own_axes(self) -> None:
+        values = np.arange(24, dtype=np.float32).reshape(4, 3, 2).transpose(0, 2, 1)
+        column = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+        assert column.type.permutation == [1, 0]
+        assert describe("x", column).shape == (2, 3)
+        array, bad = to_array(column, "float32", (2, 3))
+        assert not bad
+        np.testing.assert_array_equal(array, values)
+        array, bad = to_array(column.take(pa.array([3, None, 0]))[1:], "float32", (2, 3))
+        assert bad == {0: "is null"}
+        np.testing.assert_array_equal(array[1], values[0])
+
     def test_unknown_dimension_is_worked_out(self) -> None:
         array, bad = to_array(pa.array([[1, 2, 3], [4, 5, 6]]), "int64", (None,))
         assert not bad
@@ -363,6 +375,19 @@ class TestBadRows:
     def test_single_row_whose_inner_lists_differ_in_length_is_bad(self) -> None:
         _, bad = to_array(pa.array([[[5], [6, 7, 8]]]), "int64", (2, 2))
         assert list(bad) == [0]
+
+    def test_row_of_another_shape_is_bad_even_if_the_count_fits(self) -> None:
+        wide, high = [[1, 2, 3], [4, 5, 6]], [[1, 2], [3, 4], [5, 6]]
+        for rows, expected in (([wide, high], [1]), ([high, high], [0, 1]), ([wide, wide], [])):
+            array, bad = to_array(pa.array(rows), "int64", (2, 3))
+            assert list(bad) == expected
+            assert set(bad.values()) <= {"has the shape [3, 2], not [2, 3]"}
+            assert [row.tolist() for row in array] == [[[0] * 3] * 2 if row in expected else wide for row in range(2)]
+
+    def test_axes_of_one_value_do_not_count(self) -> None:
+        column = pa.array([[[1, 2], [3, 4]]])
+        assert to_array(column, "int64", (2, 2, 1))[0].tolist() == [[[[1], [2]], [[3], [4]]]]
+        assert to_array(column, "int64", (4,))[0].tolist() == [[1, 2, 3, 4]]
 
     def test_none_among_text_objects_is_a_bad_row(self) -> None:
         array, bad = to_array(np.array(["a", None, "c"], dtype=object), STRING, ())

@@ -98,6 +98,20 @@ class TestGuesses:
         schema = schema_of(a=(FLOAT, (4,)), other=(FLOAT, (4,)))
         assert columns_of(model(a=(FLOAT, (4,)), b=(FLOAT, (4,))), schema) == {"a": ("a",), "b": ("other",)}
 
+    def test_a_column_feeds_one_input_alone_unless_the_user_says_otherwise(self) -> None:
+        signature = model(a=(FLOAT, (4,)), b=(FLOAT, (4,)))
+        for schema in (schema_of(a=(FLOAT, (4,))), schema_of(a=(FLOAT, (4,)), other=(INT, ()))):
+            with pytest.raises(InputError, match="no column fits the input 'b'"):
+                bind(signature, schema, {})
+        schema = schema_of(q=(FLOAT, (4,)))
+        with pytest.raises(InputError, match="no column fits the input 'b'"):
+            bind(signature, schema, {"a": ["q"]})
+        assert columns_of(signature, schema, {"a": ["q"], "b": ["q"]}) == {"a": ("q",), "b": ("q",)}
+
+    def test_kept_column_is_meant_where_nothing_else_is_there(self) -> None:
+        (binding,) = bind(model(x=(FLOAT, (4,))), schema_of(v=(FLOAT, (4,))), {}, ["v"])
+        assert binding.columns == ("v",)
+
     def test_scalar_column_feeds_an_input_of_one_value(self) -> None:
         schema = schema_of(age=(INT, ()))
         for shape in ((), (1,), (None,)):
@@ -361,7 +375,9 @@ def test_what_fits_and_what_does_not(column: Kind, wanted: Kind, fits: bool) -> 
         ("float16", "float32", "float16"),
         ("float64", "float32", "float32"),
         ("int64", "float32", "float32"),
-        ("int64", "float64", "int64"),
+        ("int64", "float64", "float64"),
+        ("int32", "float64", "int32"),
+        ("int64", "bfloat16", "float64"),
         ("bool", "float32", "bool"),
         ("int64", "int32", "int32"),
         ("uint8", "int8", "int8"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 import threading
 from typing import Any
 
 import pytest
 
 from penstock.core.records import Result, Span
-from penstock.errors import InputError
+from penstock.errors import InputError, Interrupted
 from penstock.jobs.writing import Writer
 from penstock.telemetry.meter import Meter
 
@@ -38,6 +41,64 @@ class Parts:
 
     def commit_all(self) -> None: ...
     def close(self) -> None: ...
+
+
+class Slow(Parts):
+    """Parts that are being written when a signal comes, and are written further for as long as that takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_finishing, self.is_closing, self.is_closed = (threading.Event() for _ in range(3))
+        self.is_writing = False
+        self.was_closed_while_writing: bool | None = None
+
+    def accept(self, result: Result) -> None:
+        super().accept(result)
+        if result.span.index == RESULTS[-1].span.index:
+            self.is_writing = True
+            assert self.is_finishing.wait(60)
+            main = threading.main_thread().ident or 0
+            while sys._current_frames()[main].f_code.co_name not in ("wait", "_wait_for_tstate_lock"):
+                pass
+            signal.pthread_kill(main, signal.SIGUSR1)
+            assert self.is_closing.wait(60)
+            self.is_closed.wait(0.2)
+            self.is_writing = False
+
+    def close(self) -> None:
+        self.was_closed_while_writing = self.is_writing
+        self.is_closed.set()
+
+
+class Announcing(Writer):
+    """A writer whose parts know what it is asked for."""
+
+    def finish(self) -> None:
+        parts: Any = self._parts
+        parts.is_finishing.set()
+        super().finish()
+
+    def close(self) -> None:
+        parts: Any = self._parts
+        parts.is_closing.set()
+        super().close()
+
+
+def test_signal_while_the_end_is_waited_for_closes_no_part_that_is_being_written() -> None:
+    parts: Any = Slow()
+    digests: Any = Digests()
+
+    def stop(*_: object) -> None:
+        raise Interrupted.by_signal(signal.SIGTERM, "stopped at once")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        writer = Announcing(parts, Meter(), digests)
+        with pytest.raises(Interrupted), contextlib.closing(writer):
+            write_all(writer)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert parts.was_closed_while_writing is False
 
 
 def write_all(writer: Writer) -> None:

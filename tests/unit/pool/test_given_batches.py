@@ -6,13 +6,14 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from penstock.core.batching import Batch
 from penstock.core.job import Job
-from penstock.core.records import Columns, Span, Timings
+from penstock.core.records import Columns, RowFailure, Span, Timings
 from penstock.pool.loading import load_batches
 from penstock.pool.pipeline import Pipeline
 
@@ -117,6 +118,45 @@ def test_result_comes_out_once_though_the_loader_that_sent_some_of_it_died() -> 
         (result,) = outlet.take(1)
         assert outlet.results.empty()
     np.testing.assert_array_equal(result.columns["y"], inputs_of(np.arange(8)) * 2)
+
+
+def test_rows_that_another_attempt_cuts_into_other_batches_are_answered_as_themselves() -> None:
+    """Batches of rows of one size: the second attempt knows that a row is broken, and all rows after it move up."""
+    (span,) = spans_of(1, 6)
+    job = replace(job_of([6]), buckets={"x": ((3,),)})
+    failure = RowFailure(1, "", "load", "LoaderDied", "broken")
+
+    def batch(index: int, rows: list[int]) -> Batch:
+        failures = (failure,) if 1 in rows and attempt == 2 else ()
+        return Batch(index, np.array(rows), len(rows), {"x": inputs_of(np.array(rows))}, failures=failures)
+
+    with fed(Doubler(), job) as (pipeline, outlet):
+        for attempt, batches in ((1, [[0, 2]]), (2, [[0, 1], [2, 3], [4, 5]])):
+            for index, rows in enumerate(batches):
+                if not pipeline.has(span, index, attempt):
+                    pipeline.give(span, batch(index, rows), lambda: None, attempt=attempt)
+        pipeline.end(span, 3, 0.0, attempt)
+        (result,) = outlet.take(1)
+    assert [each.row for each in result.failures] == [1]
+    assert result.row_numbers().tolist() == [0, 2, 3, 4, 5]
+    np.testing.assert_array_equal(result.columns["y"], inputs_of(np.array([0, 2, 3, 4, 5])) * 2)
+
+
+@pytest.mark.parametrize("rows", [[[0, 1], [1, 2, 3]], [[0, 1], [1, 2]], [[0, 1], [2]]], ids=["more", "twice", "lost"])
+def test_rows_that_are_there_twice_or_not_at_all_end_the_run(rows: list[list[int]]) -> None:
+    (span,) = spans_of(1, 4)
+    with fed(Doubler(), job_of([4])) as (pipeline, outlet):
+        for index, each in enumerate(rows):
+            batch = Batch(index, np.array(each), len(each), {"x": inputs_of(np.array(each))})
+            pipeline.give(span, batch, lambda: None)
+        try:
+            pipeline.end(span, 2, 0.0)
+        except RuntimeError as error:
+            problem: BaseException = error
+        else:  # a lane has seen the last of it
+            problem = outlet.errors.get(timeout=TIMEOUT_S)
+        assert "of span 0" in str(problem)
+        assert outlet.results.empty()
 
 
 def test_model_that_hands_its_input_through_does_not_hand_out_the_slot() -> None:

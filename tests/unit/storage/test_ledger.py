@@ -27,8 +27,8 @@ from penstock.sinks.npy import NpySink
 from penstock.sinks.parquet import ParquetSink
 from penstock.storage.disk import internal
 from penstock.storage.journal import PartRecord, read_journal, valid_records
-from penstock.storage.ledger import MOST_OPEN_PARTS, Ledger, OpenParts, part_files, remove_job
-from penstock.storage.manifest import Manifest
+from penstock.storage.ledger import MOST_OPEN_PARTS, Ledger, OpenParts, part_files, remove_job, remove_written
+from penstock.storage.manifest import MANIFEST, Manifest
 from penstock.storage.part_builder import PartBuilder, StagedPart
 from penstock.storage.places import Place, place_of
 
@@ -579,7 +579,32 @@ def test_removing_a_job_leaves_an_empty_folder(output: str, sink: str) -> None:
     assert [str(path.relative_to(output)) for path in Path(output).rglob("*")] == ["_penstock"]
 
 
-@pytest.mark.usefixtures("no_waiting_for_the_disk")
+def test_a_job_that_begins_again_stays_a_job(output: str, sink: str) -> None:
+    run(output, sink)
+    manifest = manifest_of(sink=sink)
+    manifest.save(place_of(output))
+    remove_written(place_of(output), manifest)
+    assert [str(path.relative_to(output)) for path in Path(output).rglob("*")] == ["_penstock", MANIFEST]
+    run(output, sink)
+    assert_complete(output, sink)
+
+
+def test_a_file_that_vanishes_while_a_folder_is_listed_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "gone", "z"):
+        (tmp_path / name).write_bytes(name.encode())
+    listed = os.scandir
+
+    def scandir(path: str) -> Any:
+        entries = list(listed(path))
+        (tmp_path / "gone").unlink()
+        return nullcontext(iter(entries))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert place_of(str(tmp_path)).sizes() == {"a": 1, "z": 1}
+
+
 def test_removing_a_job_can_be_repeated_after_a_crash_at_any_step(tmp_path: Path) -> None:
     for calls in range(100):
         output = new_folder(tmp_path / str(calls))

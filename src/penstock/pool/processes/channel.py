@@ -24,14 +24,16 @@ class Channel:
         self._lock = threading.Lock()
 
     @classmethod
-    def pair(cls, send_timeout_s: int = 0) -> tuple[Channel, int]:
+    def pair(cls, timeout_s: int = 0) -> tuple[Channel, int]:
         """This process's end, and the descriptor of the other one, to be inherited and then closed here.
 
         Args:
-            send_timeout_s: `send` raises BlockingIOError where the other side takes nothing for so long; 0: it waits.
+            timeout_s: `send` raises BlockingIOError where the other side takes nothing for so long, and `receive` where
+                it says nothing, be it in the middle of a message; 0: they wait.
         """
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", send_timeout_s, 0))
+        for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, direction, struct.pack("@ll", timeout_s, 0))
         return cls(Connection(ours.detach())), theirs.detach()
 
     @classmethod

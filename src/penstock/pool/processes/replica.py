@@ -79,18 +79,18 @@ class BatchInlet:
                     self._assembly.drop((index, number))  # of a loader that died before it was whole
                 self._assembly.add(message)
                 self._say(messages.Emptied(slot))
-            case messages.Filled(span=index, slot=slot):
+            case messages.Filled(span=index, slot=slot, attempt=attempt):
                 span = self._expected.get(index)
-                if span is not None and not pipeline.has(span, message.index):
-                    pipeline.give(span, self.open(message), lambda: self._release(slot), slot)
+                if span is not None and not pipeline.has(span, message.index, attempt):
+                    pipeline.give(span, self.open(message), lambda: self._release(slot), slot, attempt)
                 else:
                     # Twice, after a loader died: what came in chunks may be of both, and is not even looked at.
                     self._assembly.drop((index, message.index))
                     self._release(slot)
-            case messages.SpanLoaded(span=index, num_batches=count, read_s=read_s):
+            case messages.SpanLoaded(span=index, num_batches=count, read_s=read_s, attempt=attempt):
                 span = self._expected.get(index)
                 if span is not None:
-                    pipeline.end(span, count, read_s)
+                    pipeline.end(span, count, read_s, attempt)
 
     def _release(self, slot: int | None) -> None:
         if slot is not None:

@@ -80,8 +80,8 @@ class _Reaper:
 
 
 _REAPER = _Reaper()
-_TAKES_NOTHING_S = 60
-"""A process whose line is full, and which takes nothing from it for so long, is ended."""
+_STANDS_STILL_S = 60
+"""A process is ended that takes nothing from its full line for so long, or says no more in the middle of a message."""
 
 
 class WorkerProcess:
@@ -108,7 +108,7 @@ class WorkerProcess:
         log: IO[Any] | int,
         cores: Cores = ANY,
     ) -> None:
-        self.channel, theirs = Channel.pair(_TAKES_NOTHING_S)
+        self.channel, theirs = Channel.pair(_STANDS_STILL_S)
         self.board = Board.create()
         """The rows that it is at."""
         self.hung_s: float | None = None
@@ -150,7 +150,11 @@ class WorkerProcess:
             self.kill()
             if not self.channel.connection.poll(0):
                 raise EOFError
-        message = self.channel.receive()
+        try:
+            message = self.channel.receive()
+        except BlockingIOError:  # a large message, of which the rest does not come: the process is stopped, or hangs
+            self.end_hung(_STANDS_STILL_S)
+            raise EOFError from None
         self._heard += 1
         return message
 
@@ -180,7 +184,7 @@ class WorkerProcess:
         try:
             self.channel.send(message)
         except BlockingIOError:  # a large message, and nobody listens: the process is stopped, or hangs
-            self.end_hung(_TAKES_NOTHING_S)
+            self.end_hung(_STANDS_STILL_S)
         except OSError:
             pass
 

@@ -295,7 +295,7 @@ class JaxReplica:
         }
         packed, model = self.call.pack(cast), self.call.model
         if self.call.has_own_step:
-            outputs, after = model.predict_step(weights, (packed,))
+            outputs, after = model.predict_step(weights, self.call.data_of_step(packed))
         else:
             outputs, after = model.stateless_call(*weights, packed, **self.call.options)
         changed = {index: value for index, value in enumerate(after) if value is not weights[1][index]}

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from penstock.core import nesting
 from penstock.core.nesting import DENSE, RAGGED, SPARSE, Nesting
 from penstock.core.records import ModelFile, Scaling, Signature, TensorSpec
@@ -45,8 +47,8 @@ def digest_of_weights(model: Any) -> str:
         digest = hashlib.sha256(model.to_json().encode())
     except (NotImplementedError, TypeError, ValueError):
         digest = hashlib.sha256(type(model).__qualname__.encode())  # a subclass may have no description
-    for weight in model.get_weights():
-        digest.update(weight.tobytes())
+    for values in map(np.asarray, model.get_weights()):
+        digest.update(repr(values.tolist()).encode() if values.dtype == object else values.tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -77,6 +79,11 @@ class KerasCall:
     def has_own_step(self) -> bool:
         """Whether the model says itself what `predict` does with a batch."""
         return type(self.model).predict_step is not keras.Model.predict_step
+
+    @staticmethod
+    def data_of_step(packed: Any) -> Any:
+        """What `predict_step` gets of a batch: the inputs as they are, but a list or tuple of them inside a tuple."""
+        return (packed,) if isinstance(packed, (tuple, list)) else packed
 
     def scale(self, name: str, tensor: Any, to_float32: Callable[[Any], Any]) -> Any:
         """An input, scaled if the user asked for it. Called while the step is traced; the cast comes after it."""
@@ -195,13 +202,14 @@ class KerasCall:
         if self._input_structure is None:
             inputs = self._given_inputs()
         batch = {tensor.shape[0] for _, tensor in self._named("input") if len(tensor.shape)} - {None}
-        counted = [math.prod(weight.shape) for weight in self.model.weights] if self.model.built else None
+        # The vocabulary of a layer of tf_keras is among its weights, and has no shape.
+        weights = (weight for weight in self.model.weights if hasattr(weight, "shape")) if self.model.built else None
         return Signature(
             tuple(inputs),
             tuple(self._spec(name, tensor) for name, tensor in self._named("output")),
             structure=_kind(self.output_structure),
             fixed_batch=batch.pop() if len(batch) == 1 else None,
-            parameters=None if counted is None else sum(counted),
+            parameters=None if weights is None else sum(math.prod(weight.shape) for weight in weights),
             writer=self._written_by,
         )
 

@@ -1,7 +1,7 @@
 """Changes to the ONNX graph of a converted step, so that every runtime for ONNX can read it."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ _FLOATS = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")
 _SIGNED = ("INT32", "INT64")
 _LARGEST = 2**31 - 1
 _WIDE = ("INT64", "UINT64", "UINT32")
+_PLACES = {"ArgMax": 0, "ArgMin": 0, "NonMaxSuppression": 0, "NonZero": 0, "TopK": 1}
+"""Operations that give places of values, which are small numbers, and which output these are."""
 _IDS = {"Gather": 1, "GatherND": 1, "OneHot": 0}
 """Operations that look ids up, and which input these are."""
 
@@ -180,25 +182,40 @@ def reject_negative_ids(proto: Any, kinds: Mapping[str, str]) -> None:
             del graph.node[:before]
 
 
-def refused_by_openvino(proto: Any, kinds: Mapping[str, str]) -> str | None:
+def refused_by_openvino(proto: Any, kinds: Mapping[str, str], *, are_checked: bool = False) -> str | None:
     """Why OpenVINO would answer some rows otherwise, or end the process; None where it does neither.
 
-    It cuts whole numbers to 31 bits. Shapes are 64 bits wide in every ONNX graph, and do not count: no batch has 2^31
-    rows. Nor do ids: no table has.
+    It cuts whole numbers to 31 bits, and computes with fewer. Shapes are 64 bits wide in every ONNX graph, and do not
+    count: no batch has 2^31 rows. Nor do ids: no table has. Nor do places of values, and truth values as numbers.
+
+    Args:
+        proto: The model.
+        kinds: The element types of its tensors.
+        are_checked: Whether rows with wider numbers are refused before they are fed.
     """
-    rows = {each.name for each in proto.graph.input}
-    wide = {name for name in rows if kinds[name] in _WIDE}
+    rows = {each.name for each in proto.graph.input} - {each.name for each in proto.graph.initializer}
+    wide = set() if are_checked else {name for name in rows if kinds[name] in _WIDE}
     wide |= {each.name for graph in _graphs(proto.graph) for each in graph.initializer if _is_beyond(each)}
+    large = set(rows)
+    _reached(proto.graph, large, lambda node: _may_be_large(node, kinds))
     for node in _reached(proto.graph, rows):
         is_cut = node.op_type == "Cast" and kinds.get(node.input[0]) in _FLOATS
         gives_wide = kinds.get(node.output[0]) in _WIDE
         reads_wide = node.op_type not in (*_IDS, "Slice") and not wide.isdisjoint(node.input)
         looks_up_wide = node.op_type in _IDS and gives_wide and not wide.isdisjoint(node.input)
-        if ((is_cut or node.op_type in _ARITHMETIC) and gives_wide) or reads_wide or looks_up_wide:
+        computes_wide = (is_cut or node.op_type in _ARITHMETIC) and gives_wide and not large.isdisjoint(node.input)
+        if computes_wide or reads_wide or looks_up_wide:
             return f"whole numbers are cut to 32 bits: {node.op_type} of 64 bits in the model"
-        if node.op_type == "GatherND" and node.input[1] in rows:
+        if node.op_type == "GatherND" and node.input[1] in large:
             return "an id that is out of range ends the process: GatherND in the model"
     return None
+
+
+def _may_be_large(node: Any, kinds: Mapping[str, str]) -> list[str]:
+    """The outputs of a node that may hold large numbers where its inputs do."""
+    if node.op_type == "Cast" and kinds.get(node.input[0]) == "BOOL":
+        return []
+    return [name for index, name in enumerate(node.output) if index != _PLACES.get(node.op_type)]
 
 
 def _is_beyond(constant: Any) -> bool:
@@ -206,13 +223,18 @@ def _is_beyond(constant: Any) -> bool:
     from onnx import TensorProto
     from onnx.numpy_helper import to_array
 
-    if TensorProto.DataType.Name(constant.data_type) not in _WIDE:
+    is_elsewhere = constant.data_location == TensorProto.EXTERNAL  # as large weights are, which are no whole numbers
+    if is_elsewhere or TensorProto.DataType.Name(constant.data_type) not in _WIDE:
         return False
     values = to_array(constant)
     return bool(values.size) and (int(values.max()) > _LARGEST or int(values.min()) < -_LARGEST - 1)
 
 
-def _reached(graph: Any, rows: set[str]) -> list[Any]:
+Follow = Callable[[Any], Iterable[str]]
+"""The outputs of a node that are followed."""
+
+
+def _reached(graph: Any, rows: set[str], follow: Follow = lambda node: node.output) -> list[Any]:
     """The nodes, at any depth, that compute with values from the rows, not only with their number.
 
     `rows` holds the names of such values; those of what the nodes give are added.
@@ -221,19 +243,19 @@ def _reached(graph: Any, rows: set[str]) -> list[Any]:
     for node in graph.node:
         if node.op_type in ("Shape", "Size"):
             continue
-        inside = [each for body in _bodies(node) for each in _reached_inside(node, body, rows)]
+        inside = [each for body in _bodies(node) for each in _reached_inside(node, body, rows, follow)]
         if inside or not rows.isdisjoint(node.input):
-            rows.update(node.output)
+            rows.update(follow(node))
             found += [node, *inside]
     return found
 
 
-def _reached_inside(node: Any, body: Any, rows: set[str]) -> list[Any]:
+def _reached_inside(node: Any, body: Any, rows: set[str], follow: Follow) -> list[Any]:
     """The same in the body of a loop or of a condition; what a loop carries round is followed until nothing is new."""
     while True:
         known = len(rows)
         rows.update(inner.name for outer, inner in zip(node.input, body.input, strict=False) if outer in rows)
-        found = _reached(body, rows)
+        found = _reached(body, rows, follow)
         if node.op_type == "Loop":
             carried = zip(body.output[1:], body.input[2:], strict=False)
             rows.update(inner.name for given, inner in carried if given.name in rows)

@@ -119,7 +119,8 @@ def wrap(
     def step(tensors: dict[str, Any]) -> dict[str, Any]:
         scaled = {name: call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
         packed = call.pack(_cast(scaled, call.signature))
-        outputs = model.predict_step((packed,)) if call.has_own_step else model(packed, **call.options)
+        is_own = call.has_own_step
+        outputs = model.predict_step(call.data_of_step(packed)) if is_own else model(packed, **call.options)
         return call.name_outputs(outputs)
 
     return replica_on(device_name, call.signature, step, call, answers, needs_xla=needs_xla)

@@ -128,7 +128,7 @@ def _choose(file: ModelFile, names: Sequence[str], *, has_call: bool) -> tuple[s
     wanted = file.signature
     if wanted is not None and (wanted in names or (wanted == CALL and has_call)):
         return wanted, None
-    if wanted is None and not names and has_call:
+    if wanted in (None, ANY_SIGNATURE) and not names and has_call:
         return CALL, "saved without signatures: the model itself is called, as for serving"
     likely = [name for name in _PREFERRED if name in names] or list(names)
     is_clear = bool(likely) and (len(names) == 1 or likely[0] in _PREFERRED)

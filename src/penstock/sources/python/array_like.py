@@ -62,6 +62,17 @@ def _leaf(value: Any, needs_dtype: bool) -> ArrayLeaf:
     return ArrayLeaf(kind, str(getattr(dtype, "name", dtype)))
 
 
+def from_series(name: str, series: Any) -> Column:
+    """A column of a DataFrame. NaN among its floats is a value, as `model.predict` takes it; NA and None are not."""
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "fiub":
+        return np.asarray(series.to_numpy())
+    try:
+        column = pa.array(series, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError):
+        return from_rows(series.tolist(), f"column {name!r}")  # arrays of several dimensions, which Arrow has none of
+    return whole(column) if isinstance(column, pa.ChunkedArray) else column
+
+
 def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
     """A column of what was given. Rows of different lengths become lists.
 

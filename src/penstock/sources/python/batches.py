@@ -15,7 +15,7 @@ from penstock.core.nesting import Nesting, name_of
 from penstock.core.records import Column, TensorSpec
 from penstock.core.sparse import SparseColumn
 from penstock.errors import InputError
-from penstock.sources.python.array_like import as_column, flat, given_as, is_array
+from penstock.sources.python.array_like import as_column, flat, from_series, given_as, is_array
 from penstock.sources.python.rows import Bad
 
 
@@ -39,7 +39,8 @@ def piece_of(batch: Any) -> StreamPiece:
     """
     inputs = _without_targets(batch)
     if type(inputs).__module__.partition(".")[0] == "pandas" and hasattr(inputs, "columns"):
-        inputs = pa.Table.from_pandas(inputs, preserve_index=False)
+        series = {str(name): inputs.iloc[:, place] for place, name in enumerate(inputs.columns)}
+        return _checked(StreamPiece({name: _as_column(from_series(name, each)) for name, each in series.items()}, 0))
     if isinstance(inputs, (pa.Table, pa.RecordBatch)):
         columns = {name: _as_column(inputs.column(name)) for name in inputs.schema.names}
         return _checked(StreamPiece(columns, 0))

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.core.columns import describe, take_positions, whole
@@ -17,7 +16,7 @@ from penstock.core.records import Array, Block, Column, Fragment, Span, TensorSp
 from penstock.core.sparse import SparseColumn
 from penstock.errors import InputError
 from penstock.sources.derived.wrapper import Around
-from penstock.sources.python.array_like import as_column, flat, from_rows, is_array, is_nested
+from penstock.sources.python.array_like import as_column, flat, from_rows, from_series, is_array, is_nested
 from penstock.sources.python.shared_columns import Layout, anonymous_file, buffers, map_columns, write_columns
 
 
@@ -229,18 +228,8 @@ def _from_frame(frame: Any) -> InMemory:
     if len(set(names)) != len(names):
         raise InputError("two columns have one name", received=", ".join(names[:12]))
     return InMemory(
-        {name: _from_series(name, frame.iloc[:, number]) for number, name in enumerate(names)}, is_frame=True
+        {name: from_series(name, frame.iloc[:, number]) for number, name in enumerate(names)}, is_frame=True
     )
-
-
-def _from_series(name: str, series: Any) -> Column:
-    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "fiub":
-        return np.asarray(series.to_numpy())
-    try:
-        column = pa.array(series, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError):
-        return from_rows(series.tolist(), f"column {name!r}")  # arrays of several dimensions, which Arrow has none of
-    return whole(column) if isinstance(column, pa.ChunkedArray) else column
 
 
 def are_rows(data: Any, names: Sequence[str]) -> bool:

@@ -87,7 +87,9 @@ class CsvFiles(TableLines):
     def with_floats(self, columns: Sequence[str]) -> CsvFiles:
         """These columns as floats: one that begins with 1, 2, 3 may go on with 2.5."""
         self.schema()
-        return with_changes(self, _types={**self._types, **dict.fromkeys(columns, pa.float64())})
+        # Arrow does not read `True` as a number; a bool becomes 1 or 0 where it is fed.
+        floats = {name: pa.float64() for name in columns if not pa.types.is_boolean(self._types[name])}
+        return with_changes(self, _types={**self._types, **floats})
 
     def _explain_null(self, record: bytes, column: str) -> str:
         field = self._fields(record, "replace")[0][list(self._types).index(column)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from penstock.core.columns import describe, whole
 from penstock.core.deferred import IS_NULL
 from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import with_changes
-from penstock.core.records import TensorSpec
+from penstock.core.records import Array, TensorSpec
 from penstock.errors import InputError
 from penstock.sources.tables.lines import BOM, TableLines
 
@@ -37,8 +37,14 @@ class JsonLines(TableLines):
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
             sample = self._sample()
-            self._types = dict(zip(sample.schema.names, sample.schema.types, strict=True))
-            self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
+            columns = {name: whole(sample.column(name)) for name in sample.schema.names}
+            # A key that is null in the first lines may hold anything later: most likely text.
+            columns = {
+                name: column.cast(pa.string()) if pa.types.is_null(column.type) else column
+                for name, column in columns.items()
+            }
+            self._types = {name: column.type for name, column in columns.items()}
+            self._schema = {name: describe(name, column) for name, column in columns.items()}
         return self._schema
 
     def with_floats(self, columns: Sequence[str]) -> JsonLines:
@@ -77,8 +83,7 @@ class JsonLines(TableLines):
         tables = [table for line in raw.splitlines() if (table := _parse_alone(line)) is not None]
         if not tables:
             raise InputError("the file cannot be read as JSON lines", received=path, allowed="one JSON object a line")
-        usual, _ = Counter(str(table.schema) for table in tables).most_common(1)[0]
-        return pa.concat_tables([table for table in tables if str(table.schema) == usual])
+        return _together(tables)
 
 
 def _one_block(raw: bytes) -> pajson.ReadOptions:
@@ -96,14 +101,38 @@ def _is_plain(raw: bytes) -> bool:
     firsts = values[starts[starts < len(values)]]
     if not np.isin(firsts, (ord("{"), ord("\n"), ord("\r"))).all():
         return False
-    depth = np.cumsum(_BRACKETS[values], dtype=np.int64)
-    if len(depth) and int(depth.max()) - min(0, int(depth.min())) > _DEEPEST:
+    if _is_deep(values) and any(_is_deep(values[start:stop]) for start, stop in pairwise([*starts, len(values)])):
         return False
     try:
         raw.decode()
     except UnicodeDecodeError:
         return False
     return True
+
+
+def _is_deep(values: Array) -> bool:
+    """Whether brackets in these bytes may be nested deeply. Those inside of text count, too."""
+    depth = np.cumsum(_BRACKETS[values], dtype=np.int64)
+    return bool(len(depth)) and int(depth.max()) - min(0, int(depth.min())) > _DEEPEST
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table:
+    """Lines as one table, with the types that hold for all of them: whole numbers and fractions are fractions.
+
+    Lines that contradict more common ones are left out.
+    """
+    alike: dict[str, list[pa.Table]] = {}
+    for table in tables:
+        alike.setdefault(str(table.schema), []).append(table)
+    merged = pa.schema([])
+    taken: list[pa.Table] = []
+    for group in sorted(alike.values(), key=len, reverse=True):
+        try:
+            merged = pa.unify_schemas([merged, group[0].schema], promote_options="permissive")
+        except pa.ArrowException:
+            continue
+        taken += group
+    return pa.concat_tables(taken, promote_options="permissive")
 
 
 def _parse_alone(line: bytes) -> pa.Table | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -63,6 +65,15 @@ def test_messages_of_several_threads_do_not_mix(ends: tuple[Channel, Channel]) -
     assert all(payload == bytes([n]) * 5000 for n, _, payload in received)
     for number in range(4):
         assert [i for n, i, _ in received if n == number] == list(range(50))
+
+
+def test_message_of_which_the_rest_does_not_come_is_not_waited_for_without_end() -> None:
+    ours, descriptor = Channel.pair(timeout_s=1)
+    with socket.socket(fileno=descriptor) as theirs:
+        theirs.sendall(struct.pack("!i", 1000) + b"a beginning")
+        with pytest.raises(BlockingIOError):
+            ours.receive()
+    ours.close()
 
 
 def test_closed_line_is_an_end_of_file_for_the_other_side() -> None:
