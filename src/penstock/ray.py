@@ -83,6 +83,7 @@ class Predictor:
         given = {**keywords, **({} if batch_size is None else {"batch_size": batch_size})}
         self._options = make_options(given, Predictor.__init__)
         self._running: BatchByCall | None = None
+        self._closing: weakref.finalize[..., Any] | None = None
         self._lock = threading.Lock()
 
     @for_python
@@ -99,21 +100,22 @@ class Predictor:
                     return {}
                 _take_what_ray_lends()
                 self._running = BatchByCall(self._model, self._options, self._on_error, piece)
-                weakref.finalize(self, self._running.close)
-        return self._running.answer(piece)
+                self._closing = weakref.finalize(self, self._running.close)
+            running = self._running
+        return running.answer(piece)
 
     def close(self) -> None:
         """End its processes; otherwise they end with the object. The next batch would start them anew."""
         with self._lock:
-            if self._running is not None:
-                self._running.close()
-                self._running = None
+            if self._closing is not None:
+                self._closing()
+            self._running = self._closing = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_running", "_lock")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_running", "_closing", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _running=None, _lock=threading.Lock())
+        self.__dict__.update(state, _running=None, _closing=None, _lock=threading.Lock())
 
 
 def _take_what_ray_lends() -> None:

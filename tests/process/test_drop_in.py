@@ -123,3 +123,24 @@ def test_everything_that_keras_takes_is_taken_and_refusals_are_told_in_python(tm
 def test_on_several_devices_of_jax(tmp_path: Path) -> None:
     flags = "--xla_force_host_platform_device_count=3"
     compare(tmp_path, {"KERAS_BACKEND": "jax", "XLA_FLAGS": flags, "EXPECT_DEVICES": "3"})
+
+
+VOCABULARIES = """
+import sys, numpy as np, tf_keras, penstock
+texts = np.array([["red fox"], ["blue"], ["red"], ["green fox"]], object)
+layers = tf_keras.layers
+for layer in (layers.TextVectorization(output_mode="multi_hot"), layers.StringLookup(output_mode="one_hot")):
+    layer.adapt(["red fox", "blue", "green"])
+    entry = tf_keras.Input((1,), dtype="string")
+    model = tf_keras.Model(entry, layers.Dense(2)(layer(entry)))
+    expected = model.predict(texts, verbose=0)
+    np.testing.assert_allclose(penstock.predict(model, texts), expected, rtol=1e-5, atol=1e-6)
+    model.save(sys.argv[1])
+    np.testing.assert_allclose(penstock.predict(sys.argv[1], texts), expected, rtol=1e-5, atol=1e-6)
+"""
+
+
+def test_models_of_keras_2_with_a_vocabulary_answer_as_they_do_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", VOCABULARIES, str(tmp_path / "words.keras")]
+    ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]

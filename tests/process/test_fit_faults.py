@@ -198,6 +198,10 @@ def test_overwrite_removes_the_other_job_and_nothing_else(
     own = penstock_run("fit", output / "model.keras", *files[1:], "--overwrite")
     assert own.returncode == 2
     assert "the model that is trained is the one that training writes" in own.stderr
+    before = files_of(output)
+    misspelt = penstock_run("fit", *files[:2], "--label", "lable", "-o", output, "--overwrite")
+    assert misspelt.returncode == 5, misspelt.stderr
+    assert files_of(output) == before, "a job stays until the one that replaces it is known to begin"
     found = summary_of(penstock_run("fit", *files, "--overwrite", "--json"))
     assert found["epochs"] == 1
     assert (output / "notes.txt").read_text() == "mine"

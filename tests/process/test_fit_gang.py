@@ -76,6 +76,17 @@ def test_two_workers_learn_what_one_process_learns(
     assert failures[0] == failures[1]
 
 
+@pytest.mark.slow
+def test_a_short_last_batch_has_no_piece_without_rows(photos: Path, tmp_path: Path) -> None:
+    """76 rows in batches of 24 leave 4 for the last one: 2 for each worker, and 4 pieces were asked for."""
+    options = {**OPTIONS, "batch_size": 24, "accumulate": 4, "epochs": 2}
+    del options["validation_split"]
+    one = fit_together(MODEL, photos, tmp_path / "one", None, Noted(), **options)
+    two = fit_together(MODEL, photos, tmp_path / "two", PlainMachines(a=1, b=1), Noted(), workers=2, **options)
+    assert (two.steps, two.rows) == (one.steps, one.rows) == (8, 76)
+    assert two.metrics == pytest.approx(one.metrics, abs=1e-5)
+
+
 def test_error_of_a_worker_ends_training_and_its_stack_trace_is_in_the_log(photos: Path, tmp_path: Path) -> None:
     step = "tests.support.fit_models:step_of_infinite_slope"
     options = {**OPTIONS, "workers": 2, "checkpoint_every": 1, "step": step}

@@ -316,6 +316,12 @@ def test_a_model_without_signatures_is_called_as_for_serving(given: Given, answe
     assert set(given("argmax")) == {"classes:x"}
 
 
+def test_a_model_without_signatures_is_inspected(zoo: Path, penstock_run: Penstock) -> None:
+    ran = penstock_run("inspect", zoo / "hub", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert set(json.loads(ran.stdout)["inputs"]) == {"x", "id"}
+
+
 def test_a_module_of_the_first_tf_hub_runs(given: Given, answers: dict[str, Answered]) -> None:
     np.testing.assert_allclose(given("old hub")["default"], X[:, :2] @ [[1], [10]], rtol=1e-5)
     assert any("without a tag" in note for note in answers["old hub"].signature.notes)

@@ -247,6 +247,22 @@ def own_steps() -> None:
 
     entry = keras.Input((5,))
     check(Own(entry, layers.Dense(2)(entry)), x, "a predict_step of its own")
+
+    class Naming(keras.Model):
+        def predict_step(self, *given: Any) -> Any:
+            answered, data = super().predict_step(*given), given[-1]
+            if keras.backend.backend() == "jax":
+                return {"y": answered[0], "a": data["a"]}, answered[1]
+            return {"y": answered, "a": data["a"]}
+
+    a, b = keras.Input((5,), name="a"), keras.Input((5,), name="b")
+    check(Naming({"a": a, "b": b}, layers.Dense(2)(a - b)), {"a": x, "b": x[::-1]}, "a step that reads inputs by name")
+
+    class Shifting(keras.Model):
+        def predict_step(self, *given: Any) -> Any:
+            return super().predict_step(*given[:-1], given[-1] - 1.0)
+
+    check(Shifting(entry, layers.Dense(2)(entry)), x, "a step that changes its input")
     eager = dense_of_five()
     eager.compile(run_eagerly=True)
     check(eager, x, "run_eagerly")

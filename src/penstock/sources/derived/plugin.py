@@ -54,6 +54,7 @@ def plugin_errors(name: str, paths: Sequence[str], at: tuple[Source, Span, int] 
         where = ", ".join(paths[:3]) + (" …" if len(paths) > 3 else "")
         if at is not None:
             source, span, row = at
+            row = min(row, span.stop - 1)  # it may fail behind its last row
             where = f"{source.origin(span, row)} (row {row} or one of the next {span.stop - row - 1})"
         raise InputError(
             f"the plugin {name!r}, which reads the input, failed",

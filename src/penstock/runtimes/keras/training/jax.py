@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import Array
+from penstock.core.sharing import even_pieces
 from penstock.core.training import TrainBatch
 from penstock.runtimes.frameworks import jax, keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch, placed_ahead
@@ -118,8 +119,11 @@ class JaxTrainer(KerasTrainer):
         if self._sums is None:
             self._sums = [np.zeros(v.shape, v.dtype) for v in self.model.trainable_variables]
         logs = None
-        # Of a batch that is divided over processes, this one has fewer rows, and so have its pieces.
+        # Of a batch that is divided over processes, this one has fewer rows, and so have its pieces. The last batch of
+        # an epoch may have too few for all of them: a piece without rows would have no mean.
         own = next(len(leaf) for leaf in keras.tree.flatten(data) if leaf is not None)
+        if own < rows:
+            pieces = even_pieces(own, pieces, jax.local_device_count())
         for number, (begin, end) in enumerate(piece_bounds(own, pieces)):
             piece = keras.tree.map_structure(lambda leaf, a=begin, b=end: None if leaf is None else leaf[a:b], data)
             share = np.float32((end - begin) / own)
