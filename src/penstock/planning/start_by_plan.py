@@ -196,8 +196,7 @@ class _PlannedStart:
             return None
 
     def _soonest(self, plan: Plan) -> Plan:
-        """The plan for this job: of the choices that can start at once, the one that is done soonest, start
-        included."""
+        """The plan for this job: of the choices that can start at once, the one that is done soonest."""
         device, folder = self._devices()[0], store.conversion_folder(self.step)
         exact = replace(store.converted_model(self.model, folder), precision="model")
         ready = {

@@ -37,7 +37,7 @@ def available_bytes() -> int:
 
 
 def has_address_limit() -> bool:
-    """Whether `ulimit -v` is set: then a process out of memory may die of anything, as few libraries check."""
+    """Whether `ulimit -v` is set: then a process out of memory may crash anywhere, as few libraries check."""
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 

@@ -28,7 +28,8 @@ class Channel:
         """This process's end, and the descriptor of the other one, to be inherited and then closed here.
 
         Args:
-            send_timeout_s: `send` raises BlockingIOError where the other side takes nothing for so long; 0: it waits.
+            send_timeout_s: `send` raises BlockingIOError if the other side reads nothing for so many seconds; 0: it
+                waits.
         """
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", send_timeout_s, 0))
