@@ -223,7 +223,7 @@ class NumberedJournal:
         self._number = read.number
         self._unsealed = read.unsealed
         if read.beyond or read.sealed:
-            # A crash in the middle leaves a gap, and what is beyond a gap is removed before anything is appended.
+            # A crash in the middle of this leaves a gap: what is beyond a gap is removed before anything is appended.
             fence()
             objects.remove([*read.beyond, *read.sealed])
 
@@ -263,8 +263,8 @@ class NumberedJournal:
 class _Numbered:
     """What is in a journal of objects.
 
-    `number` is that of the first object that is not there; `unsealed` the lines of the objects that are in no segment;
-    `sealed` the names of objects that a segment holds, too: a crash came before they were removed.
+    `number` is the number of the first object that does not exist; `unsealed` holds the lines of the objects that are
+    in no segment; `sealed` names objects that a segment holds, too, because a crash came before they were removed.
     """
 
     records: list[PartRecord]
@@ -348,5 +348,5 @@ def decode_record(line: bytes) -> PartRecord | None:
         record = PartRecord(**fields | shared)
         check_types(record)
     except (ValueError, TypeError, RecursionError):
-        return None  # the checksum of nothing is right for nothing
+        return None  # an empty record may have the right checksum
     return lean(record)
