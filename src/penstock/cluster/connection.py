@@ -142,7 +142,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
             ray.init(
                 address="local",
                 _node_ip_address=_LOOPBACK,
-                _temp_dir=os.path.join(folder.path, "r"),  # Ray lets everybody write into what it is given
+                _temp_dir=os.path.join(folder.path, "r"),  # Ray makes this folder writable for all users
                 num_cpus=usable_cores(),
                 object_store_memory=_STORE_BYTES,
                 include_dashboard=False,

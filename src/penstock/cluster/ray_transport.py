@@ -215,7 +215,7 @@ class RayTransport:
         try:
             reference = getattr(self._actors[node], method).remote(*arguments)
             reference.future().add_done_callback(lambda done: self._pass_on(node, done, answer))
-        except Exception as error:  # Ray refuses calls to an actor that it knows to be dead
+        except Exception as error:  # Ray refuses calls to an actor that it has found dead
             answer.set_exception(NodeGone(_how(error)))
         return answer
 

@@ -9,8 +9,8 @@ from penstock.errors import OutOfMemory
 
 
 class Undecoded(OutOfMemory):
-    """The device has no memory for decoding rows beside the model, or cannot decode, and the user did not ask for it.
-    Loaders can decode all rows instead."""
+    """The device has no memory for decoding rows beside the model; or it cannot decode, and the user did not ask for
+    that. Loaders can decode all rows instead."""
 
 
 class OnDevice:
@@ -94,7 +94,7 @@ class DeviceDecoder(Protocol):
 
         Raises:
             DeviceError: The user asked for this decoder, and a library is missing or the device cannot decode.
-            OutOfMemory: The device has no memory left for it; `Undecoded` where the user did not ask for it and the
-                device cannot decode.
+            OutOfMemory: The device has no memory left for it; `Undecoded` instead of a DeviceError where the user did
+                not ask for it.
         """
         ...

@@ -56,8 +56,8 @@ class PaddingTrial:
 class Care:
     """How to run a span in which replicas crashed or hung: one batch at a time, so that a crash shows its batch.
 
-    Of a batch that is suspected, known by its first row, the places from the one to the other are tried a few at a time
-    before all of it is run.
+    `suspects` maps the first row of a suspected batch to a range of its places: these are tried a few at a time before
+    the whole batch is run.
     """
 
     suspects: Mapping[int, tuple[int, int]] = field(default_factory=dict)

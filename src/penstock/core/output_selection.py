@@ -40,8 +40,8 @@ class Answers:
 
     Args:
         outputs: The outputs that are kept; all where it is empty.
-        top_k: Of outputs that are vectors, the k largest values and their places.
-        argmax: Of outputs that are vectors, the place of the largest value.
+        top_k: How many of the largest values of a vector, and their places, are kept; None for all values.
+        argmax: Whether only the place of the largest value is kept of outputs that are vectors.
         labels: The names of the places. They are not hashed: a dict has no hash, and the step does not depend on names.
         logits: Whether logits are kept beside probabilities, where the framework's own losses are computed from them.
     """

@@ -273,7 +273,7 @@ class Watch:
         """Work on these rows begins."""
 
     def end(self) -> None:
-        """Work on these rows has ended."""
+        """No row is under way."""
 
 
 UNWATCHED = Watch()
@@ -444,7 +444,7 @@ class Placement:
 
     @property
     def replicas_per_device(self) -> int:
-        """The number of replicas on the first device, of which the cores of a machine are one."""
+        """The number of replicas on the first device; all cores of a machine are one device."""
         first = self.devices[0]
         return sum(each.kind == "cpu" or each.uuid == first.uuid for each in self.devices)
 

@@ -53,7 +53,7 @@ class ReplicaEnd:
         code: Its exit code, negative for a signal; None where it only gave up.
         words: The end of the log.
         notice: The batch that it was at.
-        oom_kills: How many processes the kernel has killed for want of memory so far.
+        oom_kills: How many processes the kernel has killed for lack of memory so far.
         hung_s: How long it had made no progress, where it was killed for that.
         was_stopped: Whether it had been stopped (SIGSTOP) before: then its end says nothing about the rows.
     """
@@ -118,7 +118,7 @@ class MemoryWatch:
 
     Args:
         show: Shows a line to the user.
-        oom_kills: How many processes the kernel had killed for want of memory when the run began.
+        oom_kills: How many processes the kernel had killed for lack of memory when the run began.
         has_address_limit: Whether processes may hold only so much memory: then one that crashes is suspected.
     """
 

@@ -4,10 +4,9 @@
 before is built on that kind again: such pieces have a scheduler of their own, which only nodes of that kind join.
 
 Invariants:
-- a piece is pending, or has one or two living attempts on different nodes, or is finished; the scheduler knows one of
-  the nodes as its holder;
-- what an attempt delivers counts only while it lives: it lives until it is committed, fails, is given back or is
-  withdrawn, or its node is lost.
+- a piece is pending, or has one or two living attempts on different nodes, or is finished; for the scheduler, one of
+these nodes is its holder; - what an attempt delivers counts only while it lives: it lives until it is committed, fails,
+is given back or is withdrawn, or its node is lost.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -65,7 +65,7 @@ class RunState:
 
     Args:
         placement: The devices.
-        oom_kills: How many processes the kernel had killed for want of memory before this.
+        oom_kills: How many processes the kernel had killed for lack of memory before this.
         has_address_limit: Whether processes may hold only so much memory.
         timeouts: How long replicas may take.
         is_trial: Whether the first death ends the run, because another way to run the model is only tried.

@@ -93,7 +93,7 @@ class Fitted:
     source: Source
     preprocess: Preprocess | None
     options: PredictOptions
-    """With the columns that are kept by default."""
+    """The options, with the columns that are kept by default."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Decision:
     setting: Setting
     signature: Signature
     options: PredictOptions
-    """With the columns that are kept by default."""
+    """The options, with the columns that are kept by default."""
     is_resumed: bool
     is_size_settled: bool
     """Whether the batch size was asked for, planned, or is in the manifest."""

@@ -46,7 +46,7 @@ _PATH = re.compile(r"[^\s]*[\w)*\]][.][A-Za-z]\w{0,8}|[.~]?/[^\s]*")
 class OpenedJob:
     """A model and its data, ready to be started.
 
-    `digest` tells models apart; a later process would open both again with `location` and `arguments`.
+    `digest` differs for different models; a later process would open both again with `location` and `arguments`.
     `options` are those that were given; where they left open how the model is fed, it is fed as in training, and
     `notes` say so.
     """

@@ -176,7 +176,7 @@ class OutputLease:
     def _has_changed(self, holder: LockHolder, tag: str) -> bool:
         """Whether a lock that seems to be given up is renewed while we watch it."""
         if holder.is_here():
-            return False  # then we know that the process is gone
+            return False  # `is_alive` has found that its process is gone
         self._sleep(WATCH_S)
         current = self._objects.read_tagged(LOCK)
         return current is not None and current[1] != tag
@@ -190,7 +190,7 @@ def is_alive(holder: LockHolder, now: float) -> bool:
 
 
 def holder_of(objects: Objects) -> LockHolder | None:
-    """The living run that holds the output, as far as one look can tell. Takes nothing and changes nothing."""
+    """The living run that holds the output, as far as one look shows. Takes nothing and changes nothing."""
     content = objects.read(LOCK)
     holder = LockHolder.decode(content) if content is not None else None
     return holder if holder is not None and is_alive(holder, time.time()) else None

@@ -213,7 +213,7 @@ def load_manifest(place: Place) -> Manifest | None:
     """The manifest of a place; None where there is none.
 
     Raises:
-        OutputError: The manifest is damaged, or of a version that this penstock does not know.
+        OutputError: The manifest is damaged, or of a version that this penstock cannot read.
     """
     path = place.address(MANIFEST)
     try:

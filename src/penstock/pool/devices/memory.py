@@ -54,7 +54,7 @@ def cgroup_rooms(root: Path = _ROOT) -> Iterator[int]:
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """How many processes the kernel has killed for want of memory; in our control group, if that has a count."""
+    """How many processes the kernel has killed for lack of memory; in our control group, if that has a count."""
     for group in _groups(root):
         for name in ("memory.events", "memory.oom_control"):
             count = _entry(group / name, "oom_kill")

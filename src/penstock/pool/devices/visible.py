@@ -26,7 +26,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as the driver knows it.
+    """One GPU, as the driver describes it.
 
     Args:
         device: The whole of it; its index is its place on the bus.
