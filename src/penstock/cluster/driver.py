@@ -122,7 +122,7 @@ class Driver:
         self.beats: dict[str, Beat] = {}
         """The last report of each machine on its plan, its loaders and its memory."""
         self._late_s: dict[int, float] = {}
-        """How much later than each node's clock this machine's clock is, at most."""
+        """By node, how far this machine's clock is ahead of the node's clock, at most."""
         self._ticked_at = float("-inf")
         self._beat_at = float("-inf")
 
@@ -130,7 +130,7 @@ class Driver:
         """Build every piece, or what a stop allows.
 
         Raises:
-            PenstockError: What the job ends with. What is committed stays.
+            PenstockError: The error that the job ends with. What is committed stays.
         """
         is_told = False
         try:

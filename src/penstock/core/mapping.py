@@ -253,7 +253,7 @@ def _stackable(spec: TensorSpec, free: Schema, schema: Schema) -> tuple[str, ...
 
 
 def may_be_all_of(spec: TensorSpec, columns: Sequence[str], schema: Schema) -> bool:
-    """Whether these columns are single numbers, as many as the input takes, and none is called like a label."""
+    """Whether these columns are single numbers, as many as the input takes, and none has a name like a label."""
     is_plain = all(_is_number(schema[name]) and not is_no_feature(name) for name in columns)
     return is_plain and spec.shape is not None and len(columns) == math.prod(_ones(spec.shape)) > 1
 

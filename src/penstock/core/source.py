@@ -67,7 +67,7 @@ class Source(Protocol):
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
         """All rows in order, cut into spans. Deterministic.
 
-        A span may be larger where the format wants it (a row group), up to `most_rows`.
+        A span may be larger where the format needs that (a row group), up to `most_rows`.
         """
         ...
 

@@ -42,7 +42,7 @@ class SpanFeed(Iterator[Span | NotYet]):
             return NOT_YET
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Add spans behind those that are there.
+        """Add spans after those that are in the feed.
 
         Raises:
             ValueError: The feed was ended.

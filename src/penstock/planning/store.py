@@ -231,7 +231,7 @@ def read_plan(path: str) -> Plan:
 
 
 def conversion_folder(step: str) -> str:
-    """Where the converted step belongs. Another version of anything that takes part makes another step."""
+    """Where the converted step is kept. Another version of any package that takes part makes another step."""
     return os.path.join(cache_folder(), CONVERTED, _digest({"step": step, "format": FORMAT, "versions": _versions()}))
 
 

@@ -1,7 +1,7 @@
 """How much memory this process has held, and how much more the machine lets it have.
 
-A process may not always take what the machine has free: control groups (versions 1 and 2) hold the limit of a container
-or of a batch system, and the process itself that of a shell's `ulimit -v`. Swap never counts.
+A process may not always take what the machine has free: control groups (versions 1 and 2) have the limit of a container
+or of a batch system, and the process itself has the limit of a shell's `ulimit -v`. Swap never counts.
 """
 
 import contextlib

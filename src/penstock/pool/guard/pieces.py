@@ -1,7 +1,7 @@
 """Runs a batch in as few pieces as fit into the memory of the device.
 
-A single row that does not fit is a row failure, and no reason to cut the batches of others. Whether it is the row, or
-the device that has no memory left for any, is found out by running a row that has fitted before.
+A single row that does not fit is a row failure, and no reason to cut the batches of others. A row that has fitted
+before is run to find out whether the failed row is too large, or the device has no memory left for any row.
 """
 
 from __future__ import annotations
