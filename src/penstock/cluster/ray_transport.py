@@ -166,8 +166,7 @@ class RayTransport:
         return any(machine["NodeID"] == self._ids[node] for machine in self._machines.values())
 
     def rooms(self) -> Mapping[str, int]:
-        """How many training workers fit on each machine: by `--resources`, or one for each GPU, or else for each
-        core."""
+        """How many training workers fit on each machine: by `--resources`, or one for each GPU, or else each core."""
         self.names()
         return {name: self._room(machine["Resources"]) for name, machine in self._machines.items()}
 

@@ -235,8 +235,7 @@ class _Rows:
 
 
 def _bounded(sizes: Array, boundaries: Sequence[Boundaries]) -> Array:
-    """The sizes, with 1 for a size far beyond the planned ones: such a row gets no room, and fails when it is
-    written."""
+    """The sizes, with 1 for a size far beyond the planned ones: such a row gets no room, and its write fails."""
     if not boundaries:
         return sizes
     largest = np.array([ends[-1] for ends in boundaries]) * MOST_BEYOND ** (1 / len(boundaries))

@@ -75,8 +75,7 @@ def numpy_top_k(tensor: Array, k: int) -> tuple[Array, Array]:
 
 
 def _falling(values: Array) -> Array:
-    """The places of values in falling order; of equal values the first comes first. (Negation wraps unsigned
-    values.)"""
+    """The places of values in falling order; of equal ones the first comes first. (Negation wraps unsigned ones.)"""
     rising = np.argsort(values[..., ::-1], axis=-1, kind="stable")
     falling: Array = values.shape[-1] - 1 - rising[..., ::-1]
     return falling

@@ -374,8 +374,7 @@ def _differences_in_words(trials: Sequence[Trial]) -> list[str]:
 
 
 def left_out_in_words(plan: Plan) -> str:
-    """The runtimes that were not measured, and why: `jax (it died); torch (not installed: …)`. Equal ones are
-    joined."""
+    """The runtimes that were not measured, grouped by the reason: `jax, onnx (it died); torch (not installed: …)`."""
     measured = {trial.runtime for trial in plan.trials if trial.rows_per_s}
     why = {trial.runtime: trial.rejected for trial in plan.trials if trial.rejected and trial.runtime not in measured}
     reasons = dict.fromkeys(why.values())

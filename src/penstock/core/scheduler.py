@@ -95,8 +95,7 @@ class Scheduler(Generic[SpanT]):
         self._readers: Counter[int] = Counter()
         """For how many replicas this position is the last one that they were given."""
         self._claims: Counter[str] = Counter()
-        """How many replicas are in the middle of this group: it goes on at the pending position after their last
-        one."""
+        """How many replicas are in the middle of this group: it goes on at the pending position after their last."""
         self._stopped = False
 
     @property

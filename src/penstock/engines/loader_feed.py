@@ -118,8 +118,7 @@ def _slots_for(placement: Placement, slot_bytes: int) -> int:
 
 
 def slot_bytes_of(job: Job) -> int:
-    """A slot holds one batch of inputs, at the largest size that was planned for, and the values of a few kept
-    columns."""
+    """A slot holds one batch of inputs, at the largest size that was planned for, and a few kept columns."""
     shapes = {}
     for binding in job.bindings:
         sizes = iter(job.buckets.get(binding.mask_of or binding.input, ()))
