@@ -1,7 +1,7 @@
 """Getting to a Ray cluster: the caller's own, one at an address, or a local one that is started here.
 
-Ray is imported when it is asked for. What it reads at import and at its start is set before, for a local cluster: it
-serves the loopback address alone, and only those who have its token.
+Ray is imported only when it is needed. For a local cluster, the settings that Ray reads at import and at start are set
+before: the cluster serves only the loopback address, and only callers that have its token.
 """
 
 import contextlib
@@ -36,18 +36,18 @@ _LOCAL = {
     # The name of the variable is about other systems, but on Linux, too, this alone keeps Ray on the loopback address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
-    # It would kill the node, whose replicas are what takes the memory: penstock goes on with less itself.
+    # The monitor would kill the node, because its replicas take the memory; penstock goes on with smaller batches.
     "RAY_memory_monitor_refresh_ms": "0",
 }
 _LEAN = {
-    # The one actor has a worker started for it: those that Ray starts ahead cost most of a core second each.
+    # Ray starts a worker for the one actor anyway; each of those that it starts ahead costs most of a core second.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     # The job has the priority of its command, as on the local engine: Ray would give its workers a niceness of 15.
     "RAY_worker_niceness": "0",
     "RAY_enable_metrics_collection": "0",
 }
-"""What a local cluster starts with where the environment says nothing else."""
+"""Settings of a local cluster, except for those that the environment sets."""
 _HELPERS = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's node that start a process: of the autoscaler, of the logs, of the dashboard."""
 
@@ -60,7 +60,7 @@ def connect(address: str | None, show: ShowLine) -> tuple[Any, Callable[[], None
         show: Shows a line.
 
     Returns:
-        The module `ray`, connected, and what is called at the end.
+        The module `ray`, connected, and a function to call at the end.
 
     Raises:
         DeviceError: There is no Ray here, or no cluster there, or it refuses.
@@ -142,7 +142,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
             ray.init(
                 address="local",
                 _node_ip_address=_LOOPBACK,
-                _temp_dir=os.path.join(folder.path, "r"),  # Ray lets everybody write into what it is given
+                _temp_dir=os.path.join(folder.path, "r"),  # Ray makes this folder writable for all users
                 num_cpus=usable_cores(),
                 object_store_memory=_STORE_BYTES,
                 include_dashboard=False,
@@ -166,7 +166,7 @@ def _start_local(show: ShowLine) -> tuple[Any, Callable[[], None]]:
 
 
 def _silence(ray: Any) -> None:
-    """Ray prints what happens to nodes on standard output, which is for JSON; the driver says it itself."""
+    """Stop Ray from printing about nodes on standard output, which is for JSON; the driver reports on them itself."""
     ray._private.worker._worker_logs_enabled = False
 
 
@@ -186,9 +186,9 @@ def _check_reachable(address: str) -> None:
 
 
 def _check_admitted(address: str) -> None:
-    """Ask the head whether it takes the token: where it does not, `ray.init` would try for 20 s, with a line a second.
+    """Check that the head accepts the token: if not, `ray.init` would try for 20 s and print a line each second.
 
-    Ray has no public call for this. A version that has none of such a name is asked by `ray.init` alone.
+    Ray has no public call for this. In a version that lacks this class, only `ray.init` finds out.
     """
     if address == "auto" or "://" in address:
         return
@@ -223,10 +223,10 @@ def _refusal(address: str, error: Exception) -> DeviceError:
 
 @contextlib.contextmanager
 def _without_helpers() -> Iterator[None]:
-    """Keep processes from being started that a local cluster has no use for.
+    """Prevent the start of processes that a local cluster does not need.
 
-    They take 3 core seconds, and `ray.init` waits for the dashboard's even where there is to be no dashboard. Ray has
-    no setting for this. A version that has no method of such a name starts what it would start.
+    They take 3 core seconds, and `ray.init` waits for the dashboard's process even where there is to be no dashboard.
+    Ray has no setting for this. A version that lacks these methods starts the processes.
     """
     try:
         from ray._private.node import Node
@@ -245,7 +245,7 @@ def _without_helpers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Ray sets a handler for SIGTERM that ends the process: ours finishes what is in flight."""
+    """Keep our signal handlers, which finish what is in flight: Ray sets one for SIGTERM that ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -260,9 +260,9 @@ def _handlers_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deaf_to_closed_terminal() -> Iterator[None]:
-    """Processes that are started meanwhile never hear SIGHUP: they go on until this one has committed, and ends them.
+    """Start processes with SIGHUP blocked: they go on until this process has committed, and ends them.
 
-    Ray does the same with Ctrl-C. This process hears it when that is over.
+    Ray does the same with Ctrl-C. This process gets a SIGHUP of that time when the block has ended.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:

@@ -35,7 +35,7 @@ _BEATS_PER_S = 200
 _POLL_S = 0.2
 _LAST_BEATS_S = 2.0
 _MOST_REPLICAS = 1 << 16
-"""Of one node: replicas of all nodes are told apart by one number."""
+"""The most replicas of one node: one number identifies a replica among those of all nodes."""
 
 
 class Desk(Protocol):
@@ -54,7 +54,7 @@ class Desk(Protocol):
         ...
 
     def commit(self, parts: Sequence[StagedPart]) -> Sequence[bool | NotAsWritten]:
-        """Commit parts by one append to the journal; what became of each: see `Ledger.commit_delivered`."""
+        """Commit parts by one append to the journal; returns what became of each, as `Ledger.commit_delivered`."""
         ...
 
     def discard(self, attempt: str) -> None:
@@ -83,7 +83,8 @@ class Driver:
         around: Log, stop flag, display and meter.
         run: The name of this run.
         parcels: What is sent to nodes that do not have it: files and folders by digest.
-        resumed: What the manifest fixes for nodes that settle, where files are appended, by kind; "" for others.
+        resumed: Where files are appended, what the manifest fixes for nodes that settle, by kind; "" is for other
+            kinds.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Driver:
         self._asked: dict[int, str] = {}
         """The nodes that settle their kinds."""
         self._settled: dict[int, tuple[str, Settled]] = {}
-        """Those of them that have answered."""
+        """The answers of those that have settled."""
         self._answers: queue.SimpleQueue[tuple[int, Future[Any], Callable[[Any], None]]] = queue.SimpleQueue()
         self._events: deque[cluster_events.Event] = deque()
         self._staged: list[cluster_events.Commit] = []
@@ -119,9 +120,9 @@ class Driver:
         self._beating: set[int] = set()
         """The nodes that have not answered their last beat."""
         self.beats: dict[str, Beat] = {}
-        """What each machine said last of its plan, its loaders and its memory."""
+        """The last report of each machine on its plan, its loaders and its memory."""
         self._late_s: dict[int, float] = {}
-        """How much later than each node's clock this machine's clock is, at most."""
+        """By node, how far this machine's clock is ahead of the node's clock, at most."""
         self._ticked_at = float("-inf")
         self._beat_at = float("-inf")
 
@@ -129,13 +130,13 @@ class Driver:
         """Build every piece, or what a stop allows.
 
         Raises:
-            PenstockError: What the job ends with. What is committed stays.
+            PenstockError: The error that the job ends with. What is committed stays.
         """
         is_told = False
         try:
             while not self._state.is_finished:
                 if self._around.stop.is_raised and not is_told:
-                    is_told = True  # once: where there are events, no answer is waited for
+                    is_told = True  # only once: while there are events, `_hear` takes no answer
                     self._events.append(cluster_events.StopRequested())
                 self._look()
                 self._hear()
@@ -177,7 +178,7 @@ class Driver:
 
     def _take(self, node: int, future: Future[Any], then: Callable[[Any], None]) -> None:
         if node not in self._names:
-            # Of a node that was given up. A part that it staged is nobody's: its folder was removed with the attempt.
+            # The node was given up. A part that it staged is gone: its folder was removed with the attempt.
             return
         try:
             answer = future.result()
@@ -270,9 +271,9 @@ class Driver:
         self._events.append(cluster_events.NodeUp(node, findings.kind))
 
     def _settle_all(self) -> None:
-        """Settle the kinds that have answered, once no other is asked: the largest spans are for all.
+        """Settle the kinds once all nodes that were asked have answered: the largest spans come first, and are for all.
 
-        A device of a kind that takes large batches would idle on the spans of one that takes small ones.
+        A device that takes large batches would be idle with the spans of a kind that takes small ones.
         """
         if self._asked.keys() - self._settled.keys():
             return
@@ -331,7 +332,7 @@ class Driver:
         self._beating.discard(node)
         self._events.append(cluster_events.NodeBeat(node, beat.rows))
         self.beats[self._names[node]] = replace(beat, rows={}, timings=(), lines=(), log=b"")
-        # The shortest way of a beat is the best guess at how far the clocks are apart.
+        # The beat that took the shortest time gives the best estimate of the difference between the clocks.
         late_s = self._late_s[node] = min(self._late_s.get(node, float("inf")), time.perf_counter() - beat.clock)
         for replica, device, timings in beat.timings:
             if timings.marks:

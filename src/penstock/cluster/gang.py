@@ -1,4 +1,4 @@
-"""Training on several machines: one worker on each, all of them from one checkpoint to the next, or none."""
+"""Training on several machines: one worker on each. If one is lost, all start again from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Machines(Protocol):
         ...
 
     def others(self) -> str:
-        """The machines that are there and can have none, in words, with what they have."""
+        """The machines that are there and can have no worker, in words, with what they have."""
         ...
 
     def start_member(self, member: int, name: str, members: int) -> None:
-        """Start a worker on a machine that will have so many."""
+        """Start a worker on a machine that will have `members` of them."""
         ...
 
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]: ...
@@ -51,7 +51,7 @@ class Machines(Protocol):
 
 
 def places_for(workers: int, rooms: Mapping[str, int]) -> list[str]:
-    """The machine of every worker: one on each, and more only where there are fewer machines. Fewer, if no more fit.
+    """The machine of every worker: one on each, and more only where there are fewer machines. Only as many as fit.
 
     >>> places_for(3, {"a": 4, "b": 1})
     ['a', 'b', 'a']
@@ -110,7 +110,7 @@ class GangHold(TrainerHold):
         """Where workers run. After a loss, machines that come back are waited for.
 
         Raises:
-            DeviceError: There are too few.
+            DeviceError: There is no room for so many workers.
         """
         deadline = time.monotonic() + (self.job.options.start_timeout if self._started else 0.0)
         while True:
@@ -161,7 +161,7 @@ class GangHold(TrainerHold):
         )
 
     def _check_head(self) -> None:
-        """Notice a head that is gone, from time to time: the workers would not.
+        """Check from time to time that the head is there: the workers do not notice its loss.
 
         Raises:
             DeviceError: The cluster cannot be reached any more.
@@ -179,7 +179,7 @@ class GangHold(TrainerHold):
 
         Raises:
             NodeGone: It is lost.
-            DeviceError: There is none: its CPUs or GPUs may be another job's.
+            DeviceError: There is no answer: another job may hold its CPUs or GPUs.
         """
         deadline = time.monotonic() + self.job.options.start_timeout
         while not wait([future], _LOOK_EVERY_S).done:
@@ -228,7 +228,7 @@ class GangHold(TrainerHold):
 
 
 def _called(member: int, members: Mapping[int, str]) -> str:
-    """The name of a worker: that of its machine, with a number for the second worker there and those behind it.
+    """The name of a worker: that of its machine, with a number for the second worker there and later ones.
 
     >>> [_called(member, {4: "a", 5: "b", 6: "a"}) for member in (4, 5, 6)]
     ['a', 'b', 'a#2']
@@ -262,10 +262,10 @@ def _check_alike(comparison: Comparison, members: Mapping[int, str], alike: Mapp
 
 
 def _check_divided(job: FitJob, devices: int) -> None:
-    """Refuse a batch that the devices of all workers do not divide: all but one of them would be of no use.
+    """Refuse a batch that cannot be divided evenly over the devices of all workers: all but one would be of no use.
 
     Raises:
-        UsageError: They do not.
+        UsageError: It cannot be divided.
     """
     pieces = devices * job.asked.accumulate
     if job.batch_size % pieces:

@@ -34,7 +34,7 @@ from penstock.training.trainer_hold import TrainerHold
 
 _PACKAGES = ("keras", "jax", "jaxlib", "numpy")
 _PORTS = range(20_000, 32_000)
-"""Behind those of Ray's workers, before those that systems give out. One that is taken costs a new start of all."""
+"""Above the ports of Ray's workers, and below those that systems assign. If one is taken, all workers start again."""
 _HEAR_S = 1.0
 
 
@@ -50,10 +50,10 @@ class MemberFacts:
 
 @dataclass(frozen=True)
 class News:
-    """What a worker has to say since it was heard last.
+    """What happened in a worker since the last call of `hear`.
 
     Args:
-        reports: Of its process.
+        reports: The reports of its process.
         ended: How training ended.
         death: How its process ended before that; empty where it did not.
         error: What went wrong in its process, which is an error of the job.
@@ -71,7 +71,7 @@ class GangMember:
     """See above. Calls may come from any thread.
 
     Args:
-        name: What people call its machine.
+        name: The name of its machine, as people use it.
     """
 
     def __init__(self, name: str) -> None:
@@ -85,7 +85,7 @@ class GangMember:
         return preflight.base_versions()
 
     def check(self, job: FitJob, sys_path: Sequence[str]) -> MemberFacts:
-        """What this machine has for a job, once it is known that it sees the folder and the input of the job.
+        """What this machine has for a job, after a check that it sees the folder and the input of the job.
 
         `sys_path` is that of the user.
 
@@ -100,7 +100,7 @@ class GangMember:
                 hint="--output with --engine ray is a folder that all machines share, under the same path",
             )
         with output_errors(), tempfile.TemporaryFile(dir=internal(job.folder, "")):
-            pass  # it may be written, too
+            pass  # this machine may write there, too
         job.check_input()
         sys.path += [entry for entry in sys_path if entry not in sys.path]
         devices = tuple(inventory.choose(job.options.devices))
@@ -145,7 +145,7 @@ class GangMember:
                 ended, death = hold.run_once(launch, Watchdog(timeouts), self._news.put)
             words = launch.last_words()
             self._news.put(ended if ended is not None else f"{death}; its last words: {words or 'none'}")
-        except WorkersDied as error:  # it lost the others
+        except WorkersDied as error:  # its process lost the other workers
             self._news.put(str(error).replace("\n", "; "))
         except PenstockError as error:
             self._news.put(error)

@@ -50,7 +50,7 @@ class Beat:
         lines: Lines that people should see.
         log: What processes wrote, as much of it as fits.
         clock: The time of the node's clock, which its marks in a trace have.
-        plan: The plan that it runs by, and why, in words.
+        plan: The plan that it runs with, and why, in words.
         loaders: How many loader processes it has, in words.
         memory_events: Where memory ran out, and what was done about it.
     """
@@ -67,7 +67,7 @@ class Beat:
 
 @dataclass
 class _Run:
-    """The engine at work on what it is fed."""
+    """A running engine: what feeds it, what it builds, and what writes its results."""
 
     feed: SpanFeed
     pieces: NodePieces
@@ -94,7 +94,7 @@ class Node:
     """See above.
 
     Args:
-        name: What people call its machine.
+        name: The name of its machine, as people use it.
     """
 
     def __init__(self, name: str) -> None:
@@ -162,7 +162,7 @@ class Node:
         run.thread.start()
 
     def build(self, attempt: str, piece: PartPiece) -> StagedPart | None:
-        """Build a piece; returns when it is written, whole or as far as a stop allowed. None where nothing is there.
+        """Build a piece; returns when it is written, whole or as far as a stop allowed. None where nothing was written.
 
         Raises:
             PenstockError: The engine cannot go on.
@@ -243,11 +243,11 @@ class Node:
             try:
                 run.feed.add(run.manifest.spans[piece.first_span : piece.stop_span])
             except ValueError:
-                run.pieces.remove(attempt)  # it ends
+                run.pieces.remove(attempt)  # the feed was ended
             return staged
 
     def _withdraw(self, run: _Run, attempt: str) -> None:
-        """The caller holds the lock: results of a later attempt come behind what is dropped here."""
+        """The caller holds the lock, so that results of a later attempt come after what is dropped here."""
         piece = run.pieces.remove(attempt)
         if piece is not None and piece.stop_span is not None:
             run.feed.withdraw(piece.first_span, piece.stop_span)

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster are told of a job."""
+"""The description of a job that the nodes of a cluster get."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from penstock.options.records import PredictOptions
 
 @dataclass(frozen=True)
 class NodeJob:
-    """What a node needs to know of a job before there is a manifest.
+    """What a node needs for a job before there is a manifest.
 
     Args:
         model: The model.
@@ -17,7 +17,7 @@ class NodeJob:
         options: The options of the job.
         output: The output.
         is_verbose: Whether processes show what they write.
-        mark: What tells the output that the driver has locked from all others.
+        mark: The mark of the output that the driver has locked: no other output has it (`Place.mark`).
         modules: The user's own modules that the job imports by name, with their digests.
     """
 

@@ -19,9 +19,9 @@ class _Attempt:
     name: str
     piece: PartPiece
     staged: Future[StagedPart | None] = field(default_factory=Future)
-    """None where nothing of it is there."""
+    """The result is None where nothing was written."""
     rows: int = 0
-    """Predicted so far."""
+    """The rows that are predicted so far."""
     folder: str = ""
     """Where it is written, once it is begun."""
 
@@ -45,7 +45,7 @@ class NodePieces:
         self._lock = threading.Lock()
 
     def add(self, name: str, piece: PartPiece) -> Future[StagedPart | None]:
-        """Expect the results of a piece; gives what is written of it."""
+        """Expect the results of a piece; returns a future of what is written of it."""
         attempt = _Attempt(name, piece)
         with self._lock:
             self._attempts[piece.first_span] = attempt
@@ -53,7 +53,7 @@ class NodePieces:
         return attempt.staged
 
     def remove(self, name: str) -> PartPiece | None:
-        """Expect no more results for an attempt, whose caller gets nothing; None where it is over already."""
+        """End an attempt, whose caller gets None; returns its piece, or None where the attempt is over already."""
         with self._lock:
             attempt = next((each for each in self._attempts.values() if each.name == name), None)
             if attempt is not None:
@@ -69,7 +69,7 @@ class NodePieces:
             return next((each.name for each in self._attempts.values() if each.piece.part == part), None)
 
     def count(self, result: Result) -> None:
-        """Count the rows of a result, for those who watch the progress."""
+        """Count the rows of a result, so that progress can be seen."""
         attempt = self._at(result.span.index)
         if attempt is not None:
             attempt.rows += result.span.rows
@@ -80,7 +80,7 @@ class NodePieces:
             return {attempt.name: attempt.rows for attempt in self._attempts.values()}
 
     def end(self, error: Exception | None) -> None:
-        """Nothing more is built: all who wait get the error, or nothing."""
+        """End all attempts: their callers get the error or, without one, None."""
         with self._lock:
             attempts = list(self._attempts.values())
             self._attempts.clear()
@@ -97,7 +97,7 @@ class NodePieces:
 
     def builder(self, piece: PartPiece, sink: Sink, step: Step = not_traced) -> PartBuilder:
         self._writing[piece.part] = attempt = self._at(piece.first_span)
-        if attempt is None:  # withdrawn just now: what is built goes nowhere
+        if attempt is None:  # withdrawn just now: what is built is discarded
             folder = self._output.begin(f"withdrawn-{secrets.token_hex(8)}")
         else:
             folder = attempt.folder = attempt.folder or self._output.begin(attempt.name)

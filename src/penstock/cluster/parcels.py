@@ -23,7 +23,7 @@ from penstock.storage.disk import output_errors
 
 PIECE_BYTES = 32 << 20
 MOST_BYTES = 4 << 30
-"""Of one parcel. A larger model belongs on a disk that all nodes see."""
+"""The most bytes of one parcel. A larger model belongs on a disk that all nodes see."""
 
 
 PARCELS, STEPS = "parcels", CONVERTED
@@ -32,7 +32,7 @@ _Shared = TypeVar("_Shared")
 
 
 class _Pieces(Generic[_Shared]):
-    """Takes what tarfile writes, which is a piece each time."""
+    """The file that tarfile writes to: each write is a piece."""
 
     def __init__(self, share: Callable[[bytes], _Shared]) -> None:
         self._share = share
@@ -49,7 +49,7 @@ def can_be_sent(*paths: str) -> bool:
 def pack(paths: Mapping[str, str], share: Callable[[bytes], _Shared]) -> list[_Shared]:
     """Give files and folders to `share`, piece by piece; returns what it made of them.
 
-    `paths` have the names that they get in the parcel; "." puts what is in the folder there.
+    The keys of `paths` are the names in the parcel; the content of a folder with the name "." lies at its top.
     """
     pieces = _Pieces(share)
     stream = cast(IO[bytes], pieces)
@@ -82,7 +82,7 @@ def has_step(name: str) -> bool:
 
 
 def kept(digest: str, name: str) -> str | None:
-    """What a parcel of this digest holds, where it is here."""
+    """The path of what a parcel of this digest holds; None where it is not here."""
     path = os.path.join(folder_of(digest), name)
     if not os.path.exists(path):
         return None

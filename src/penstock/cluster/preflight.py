@@ -1,7 +1,7 @@
 """Checks before work: what a job needs of a node, found out there, and compared with what the driver has.
 
-Nothing of a framework is imported for it. A node that fits can read the input, has the model, and writes to the output
-that the driver has locked, and not to a folder of the same name on a disk of its own.
+No framework is imported for this. A node that fits can read the input, has the model, and writes to the output that the
+driver has locked, and not to a folder of the same name on a disk of its own.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ class Findings:
     """What a check on a node found.
 
     Args:
-        misfits: What is not there.
+        misfits: What does not fit the job.
         kind: The kind of the node; empty where it has no device or no framework for the job.
-        versions: Of the packages that run the model there.
+        versions: The versions of the packages that run the model there.
         model: The model as it is there: under its own path, or as a parcel.
     """
 
@@ -56,7 +56,7 @@ class Findings:
 
 
 def base_versions() -> dict[str, str]:
-    """What must agree before a node can be asked anything else: what is pickled by one may not be read by another."""
+    """The versions that must agree before any other call: one version may not read what another has pickled."""
     return {
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "penstock": metadata.version("penstock"),
@@ -74,7 +74,7 @@ def modules_of(model: ModelFile, options: PredictOptions) -> dict[str, str]:
 
 
 class Comparison:
-    """Compares what must be alike everywhere with the driver's, and what the driver has not, with the first node's."""
+    """Compares versions that must be alike everywhere: with the driver's or, where it has none, the first node's."""
 
     def __init__(self) -> None:
         packages = [entry.package for entry in runtimes().values()]
@@ -94,7 +94,7 @@ def check(job: NodeJob, name: str) -> Findings:
     kind = ""
     versions: dict[str, str] = {}
     try:
-        # One that is asked for may run the converted step of a model that it does not load.
+        # A runtime that the user asked for may run the converted step of a model that it cannot load.
         chosen = job.options.runtime or choose_runtime(job.model, None)
         versions = _versions_of(chosen) | installed_versions(job.source.traits.packages)
         kind = kind_of(devices_for(job.options, None, None, chosen)[0], inventory.usable_cores())
@@ -124,7 +124,7 @@ def _versions_of(chosen: str) -> dict[str, str]:
 
 
 def _of_output(job: NodeJob, name: str) -> Misfit | None:
-    """Whether a node sees the folder that the driver has locked, and may write there."""
+    """Check that a node sees the folder that the driver has locked, and may write there."""
     place = place_of(job.output)
     wanted = f"{job.output} of the driver: a folder that all nodes share, or a URL"
     try:
@@ -140,7 +140,7 @@ def _of_output(job: NodeJob, name: str) -> Misfit | None:
 
 
 def _of_input(source: Source) -> Misfit | None:
-    """Whether some of the files of the input can be read, and are as the driver listed them."""
+    """Check that some of the files of the input can be read, and are as the driver listed them."""
     try:
         for path in _some(source.paths):
             read_bytes(path, 0, 1)
@@ -170,7 +170,7 @@ def _of_modules(modules: dict[str, str]) -> list[Misfit]:
 
 
 def _located(job: NodeJob) -> ModelFile | Misfit:
-    """The model as it is on this machine, with the same content. One that travels with the job is not looked for."""
+    """The model as it is on this machine, with the same content; or as it travels with the job."""
     if job.model.payload is not None:
         return job.model
     own = job.model.location

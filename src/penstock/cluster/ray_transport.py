@@ -21,7 +21,7 @@ from penstock.options.value_kinds import is_amount
 from penstock.pool.devices.inventory import CORES
 
 _AT_ONCE = 16
-"""Calls to one node: the pieces that it builds, beats, withdrawals, a stop."""
+"""How many calls to one node run at once: the pieces that it builds, beats, withdrawals, a stop."""
 _A_MOMENT_S = 0.2
 _LAST_CHANCE_S = 1.0
 _HEAD_S = 30.0
@@ -53,20 +53,20 @@ class RayMember(GangMember):
 
 
 def _take_cores(cores: int) -> None:
-    # Ray sets this for its own tasks; how many threads a process has is penstock's to say.
+    # Ray sets this for its own tasks; penstock decides itself how many threads a process has.
     os.environ.pop("OMP_NUM_THREADS", None)
     if cores:
         os.environ[CORES] = str(cores)
 
 
 class Head:
-    """The head of a cluster, asked which machines there are. Where it is gone, Ray's call does not come back.
+    """The head of a cluster, which lists the machines. If it is gone, Ray's call does not return.
 
     Args:
         ask: Ray's call.
         limit_s: How long the head may be silent.
-        last_chance_s: How long it is waited for behind that: where this process was stopped meanwhile, as by Ctrl-Z,
-            the answer may be on its way.
+        last_chance_s: How long to wait after that: if this process was stopped meanwhile, as by Ctrl-Z, the answer may
+            be on its way.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Head:
         self._last: list[dict[str, Any]] | None = None
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What the head says, or where it does not answer in a moment, what it said last.
+        """The answer of the head or, if it does not answer in a moment, its last answer.
 
         Raises:
             ClusterLost: It cannot be reached, or has been silent for too long.
@@ -147,7 +147,7 @@ class RayTransport:
         self._machines: dict[str, dict[str, Any]] = {}
         self._named: dict[str, str] = {}
         self._ids: dict[int, str] = {}
-        """Ray's name of the machine of each node: one that was away and is back has another."""
+        """Ray's name of the machine of each node: a machine that was away and is back has another one."""
         self._left: set[str] = set()
         """Machines that take no actor any more, before Ray lists them as dead."""
         self._actors: dict[int, Any] = {}
@@ -166,7 +166,7 @@ class RayTransport:
         return any(machine["NodeID"] == self._ids[node] for machine in self._machines.values())
 
     def rooms(self) -> Mapping[str, int]:
-        """How many workers that train together fit on each machine: one on each GPU, or where it has none, core."""
+        """How many training workers fit on each machine: by `--resources`, or one for each GPU, or else each core."""
         self.names()
         return {name: self._room(machine["Resources"]) for name, machine in self._machines.items()}
 
@@ -214,12 +214,12 @@ class RayTransport:
         try:
             reference = getattr(self._actors[node], method).remote(*arguments)
             reference.future().add_done_callback(lambda done: self._pass_on(node, done, answer))
-        except Exception as error:  # Ray refuses calls to an actor that it knows to be dead
+        except Exception as error:  # Ray refuses calls to an actor that it has found dead
             answer.set_exception(NodeGone(_how(error)))
         return answer
 
     def _pass_on(self, node: int, done: Future[Any], answer: Future[Any]) -> None:
-        """Give an answer of Ray to the driver, with its errors as the driver knows them. On a thread of Ray."""
+        """Give an answer of Ray to the driver, with the errors that the driver expects. Runs on a thread of Ray."""
         error = done.exception()
         if error is None:
             answer.set_result(done.result())
@@ -263,7 +263,7 @@ class RayTransport:
     def _fits(self, node: Mapping[str, Any]) -> bool:
         there, labels = node["Resources"], node.get("Labels", {})
         if not there.get(_CPU, 0.0) and not there.get(_GPU, 0.0) and not self._amounts:
-            return False  # a head that is to be left alone
+            return False  # a head that is to do no work
         has_amounts = all(there.get(name, 0.0) >= amount for name, amount in self._amounts.items())
         return has_amounts and all(labels.get(name) == value for name, value in self._labels.items())
 
@@ -287,6 +287,6 @@ def _how(error: BaseException) -> str:
     }
     name = type(error).__name__
     missing = _NOT_IMPORTED.search(str(error))
-    if missing is not None:  # of an actor that was never made, as penstock or a package of it is not there
+    if missing is not None:  # the actor was never made, because penstock or a package of it is missing
         return f"could not start: {missing[0]}"
     return words.get(name) or f"failed: {one_line(error)}"

@@ -18,7 +18,7 @@ class Shipping:
 
     Args:
         call: Calls nodes.
-        share: Makes what stands for some content in calls to several nodes (`Transport.share`).
+        share: Makes a stand-in for content that is sent in calls to several nodes (`Transport.share`).
         parcels: What can be sent: files and folders by digest.
     """
 
@@ -33,10 +33,10 @@ class Shipping:
         self._steps: dict[str, tuple[str, list[Any]]] = {}
         """By kind, the name and the pieces of its converted step; no pieces where nothing was converted."""
         self._waiting: dict[str, dict[int, Callable[[], None]]] = {}
-        """By kind, the nodes that wait for its converted step, and what is done then."""
+        """By kind, the nodes that wait for its converted step, and what is called then."""
 
     def send(self, node: int, digests: Sequence[str], then: Callable[[], None]) -> bool:
-        """Send parcels to a node, which has got none of them yet; whether all of them can be sent."""
+        """Send parcels to a node; returns False if one of them cannot be sent, or was sent to it before."""
         sent = self._sent.setdefault(node, set())
         if not all(digest in self._parcels and digest not in sent for digest in digests):
             return False
@@ -66,7 +66,7 @@ class Shipping:
                 self._call(origin, "converted_step", then=lambda step: self._note_step(kind, step))
 
     def lose(self, node: int) -> None:
-        """A node is over: those that wait for its step do without."""
+        """A node has ended: nodes that wait for its step go on without it."""
         for kind in [kind for kind, origin in self._origins.items() if origin == node]:
             del self._origins[kind]
             for then in self._waiting.pop(kind, {}).values():

@@ -34,7 +34,7 @@ class Transport(Protocol):
         ...
 
     def is_there(self, node: int) -> bool:
-        """Whether the machine of a node was there when `names` was called last. One that comes back is another one."""
+        """Whether the machine of a node was there when `names` was called last. One that comes back is a new one."""
         ...
 
     def start(self, node: int, name: str) -> None:
@@ -42,7 +42,7 @@ class Transport(Protocol):
         ...
 
     def share(self, content: Any) -> Any:
-        """What stands for some content as an argument of calls to several nodes, to which it travels by itself."""
+        """A stand-in for some content, as an argument of calls to several nodes; the content travels separately."""
         ...
 
     def call(self, node: int, method: str, *arguments: Any) -> Future[Any]:

@@ -1,4 +1,4 @@
-"""Comparison of two runs of a model: whether their answers are the same, but for the order of summing numbers."""
+"""Comparison of two runs of a model: their answers must be the same, apart from the order of sums."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ ENOUGH_ROWS = 16
 MOST_BY_NOISE = 1e-3
 """The largest share of the spread that a framework's own noise may allow others. Float16 differs by more."""
 _FEW = 64
-"""Positions of a row of answers that may each be a quantity of its own; of more, all are alike."""
+"""A last axis of at most so many values may hold several quantities; a longer one holds a single quantity."""
 _SMALL = 0.1
-"""Of the spread of the whole output: a quantity that varies less than this counts by itself."""
+"""A quantity that varies by less than this share of the whole output's spread is judged by its own spread."""
 _BY_ITS_NOISE = 4
-"""How often its own noise such a quantity may be off: the largest of a few distances is known less well than of all."""
+"""Such a quantity may differ by so many times its noise: the largest of a few distances is less certain."""
 _OFFSET = 1e-2
-"""Of the largest value of such a quantity: what hardly varies has the digits of its size, not of its spread."""
+"""The least scale of such a quantity, as a share of its largest value: rounding follows the size, not the spread."""
 LEAST_LOOSENED = 1e-4
-"""Below this tolerance, which is the default, noise allows nothing: who asks for less difference means it."""
+"""Below this tolerance, which is the default, noise allows nothing: a user who gives a smaller one means it."""
 FLOAT64 = "its answers in float64"
 _GROSS = 0.01
-"""Of the spread: a larger difference is none of digits."""
+"""A difference above this share of the spread is not one of rounding."""
 _NOISE = 1e-6
 """Scores that are closer than this share of the spread are a tie."""
 
@@ -97,7 +97,7 @@ def distances(ours: Mapping[str, Column], theirs: Mapping[str, Column]) -> dict[
 
 @dataclass(frozen=True)
 class Disagreement:
-    """The first place where two answers differ by more than is allowed."""
+    """A place where two answers differ by more than is allowed."""
 
     output: str
     row: int
@@ -113,10 +113,10 @@ class Disagreement:
 class Proof:
     """Whether sample answers show that another runtime computes the same model.
 
-    `difference` is the largest one, as a share of the spread of its output, and `allowed` what that output may differ
-    by; `problem` says why they are no proof: they differ, or, where they are not `is_comparable`, they would be equal
-    whatever was computed. `of_nan` says how rows with NaN are answered otherwise. `needed` is the smallest tolerance
-    that allows these answers, given the framework's noise.
+    `difference` is the largest difference, as a share of the spread of its output; `allowed` is what that output may
+    differ by. `problem` says why the answers prove nothing: they differ, or, where `is_comparable` is False, other
+    models could give the same answers. `of_nan` says how the answers to rows with NaN differ. `needed` is the smallest
+    tolerance that allows these answers, given the framework's noise.
     """
 
     difference: float
@@ -161,9 +161,9 @@ def prove(ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: f
 
 
 def other_on_strangers(ours: Mapping[str, Strangers], theirs: Mapping[str, Strangers]) -> dict[str, str]:
-    """Which kinds of rows that no sample has are answered otherwise, each with how.
+    """The kinds of rows that no sample has and that get different answers, each with the difference in words.
 
-    Only what is grossly wrong counts: of such values few digits mean anything.
+    Only gross differences count: few digits of the answers to such values mean anything.
     """
     found = {kind: _other_on_one(kind, ours.get(kind, wanted), wanted) for kind, wanted in theirs.items()}
     return {kind: problem for kind, problem in found.items() if problem is not None}
@@ -172,7 +172,7 @@ def other_on_strangers(ours: Mapping[str, Strangers], theirs: Mapping[str, Stran
 def _other_on_one(kind: str, ours: Strangers, theirs: Strangers) -> str | None:
     if theirs is None:
         return f"it answers {kind}, which the model's own framework rejects" if ours is not None else None
-    if kind != NANS:  # in a column that is no id, it may be a number with other digits
+    if kind != NANS:  # in a column of plain numbers, answers to such values may differ by rounding
         return None
     if ours is None:
         return f"it rejects {kind}, which the model's own framework answers"
@@ -185,8 +185,8 @@ def largest_difference(
 ) -> tuple[float, str | None]:
     """The largest difference of several answers, as a share of the spread of an output in all of `theirs`.
 
-    Infinite where shapes, or what is not numbers, differ. The second value names an output that is the same in every
-    row of `theirs`, and so proves nothing.
+    It is infinite where shapes, or values that are not numbers, differ. The second value names an output that is the
+    same in every row of `theirs`, and so proves nothing.
     """
     worst, constant = 0.0, None
     for name in theirs[0]:
@@ -203,7 +203,7 @@ def largest_difference(
 
 
 def _values(column: Column) -> Array:
-    """All numbers of a column, whatever its rows look like; none where it holds something else, which is equal."""
+    """All floats of a column, as one flat array; empty for other types, whose values are compared for equality."""
     values = column if isinstance(column, np.ndarray) else leaves(to_arrow(column))[0].to_numpy(zero_copy_only=False)
     return values.reshape(-1).astype(np.float64) if values.dtype.kind in "fc" else np.zeros(0)
 
@@ -215,7 +215,7 @@ def _places(column: Column) -> Array:
 
 
 def _first_rows(columns: Sequence[Column]) -> Column:
-    """The first row of several answers, where their rows have one shape; else all of the first."""
+    """The first row of each answer, where all rows have one shape; otherwise the whole first answer."""
     shapes = {column.shape[1:] if isinstance(column, np.ndarray) else None for column in columns}
     if len(shapes) > 1 or None in shapes:
         return columns[0]
@@ -281,10 +281,10 @@ def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column], noise:
 def _other_quantity(
     ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, noise: Noise
 ) -> tuple[float, Disagreement | None]:
-    """A value that is far off for its place in a row, and the tolerance that would allow all; 0 where the usual does.
+    """The tolerance that would allow every place of a row (0 where the usual one does), and the value that exceeds it.
 
-    A price beside a probability hides that in the whole output. Probabilities that add up to one do not count: the
-    class decides there, and digits of small ones are noise.
+    In the whole output, a price beside a probability would hide an error of the probability. Probabilities that add up
+    to one are left out: the class decides there, and the digits of small ones are noise.
     """
     needed, disagreement = 0.0, None
     for name, column in ours.items():
@@ -319,11 +319,11 @@ def _are_scores(values: Array) -> bool:
 def compare(
     ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, noise: Noise = NO_NOISE
 ) -> Disagreement | None:
-    """The worst disagreement between our answers and those of the model's own framework; None where there is none.
+    """Where an output first disagrees with that of the model's own framework, or disagrees most; None where all agree.
 
     Numbers may differ by `tolerance` times the spread (largest less smallest value) of that output, or by twice the
-    `noise` of that framework; all else must be equal. Where only we kept the best classes, `theirs` are still whole
-    outputs, and our classes must be as good.
+    `noise` of that framework; all else must be equal. Where we kept only the best classes and `theirs` are whole
+    outputs, our classes must score as high there.
     """
     for key, column in ours.items():
         output = key.removeprefix(CLASSES).removeprefix(SCORES)

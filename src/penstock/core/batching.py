@@ -21,15 +21,15 @@ SMALLEST_BATCH, LARGEST_BATCH = 32, 8192
 
 
 IMAGES_ON_A_CPU = (2 << 20, 8)
-"""How large batches of images are on a CPU, and how few at least: what a convolution makes of an image is many times
-its size, and must stay in the caches (measured: MobileNetV2 on two cores, 111 images/s at 16, 96 at 32, 82 to 97 at
+"""The bytes of a batch of images on a CPU, and its fewest rows: the output of a convolution is many times as large as
+the image, and must stay in the caches (measured: MobileNetV2 on two cores, 111 images/s at 16, 96 at 32, 82 to 97 at
 64)."""
 
 
 def default_batch_size(
     row_bytes: int, rows: int | None = None, batch_bytes: int = BATCH_BYTES, smallest: int = SMALLEST_BATCH
 ) -> int:
-    """The power of two that keeps a batch of inputs near 8 MB, between 32 and 8,192; fewer where 32 would be 128 MB.
+    """The power of two that keeps a batch of inputs near 8 MB, between 32 and 8,192; fewer where 32 rows exceed 128 MB.
 
     An input of fewer rows than that gets the power of two that holds it, so that little is padded.
 
@@ -65,10 +65,11 @@ class Batch:
     """What one device sees in one step: `arrays` always have the full batch size, of which `rows` are real.
 
     `positions` are the places of the real rows in their span: a run, or any order where rows were sorted by size.
-    `kept` and `failures` are those of the real rows. Where rows differ in size, `sizes` are theirs for each such input
-    (rows by dimensions that vary), and of the `values` in `arrays` so many are `padded`. `reduced_to` is set once
-    it has run in pieces of so many rows, because it did not fit into the memory. `encoded` are, for an input of which
-    rows are still to be decoded, the bytes that lie in the place of each; 0 for one that is decoded.
+    `kept` and `failures` are those of the real rows. For each input whose rows differ in size, `sizes` holds their
+    sizes (rows by dimensions that vary), and `padded` of the `values` in `arrays` are padding. Once the batch has run
+    in pieces, because it did not fit into the memory, `reduced_to` is the number of rows of a piece. For each input
+    with rows that are still to be decoded, `encoded` holds how many encoded bytes lie in the place of each row; 0 for a
+    row that is decoded.
     """
 
     index: int
@@ -95,7 +96,7 @@ class Batch:
 
 
 Room = Callable[[Mapping[str, tuple[tuple[int, ...], Any]]], Columns]
-"""Where batches are written: from the shape and dtype of every input to arrays of these."""
+"""Makes the arrays that a batch is written to, from the shape and dtype of every input."""
 
 
 def on_the_heap(wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> Columns:
@@ -107,7 +108,7 @@ def cut(
 ) -> Iterator[Batch]:
     """Cut pieces into batches of exactly `batch_size` rows; the last one is padded with its last row.
 
-    Not with zeros: a model may reject what is no real row, such as an empty string in the place of an image.
+    It is not padded with zeros: a model may reject a row that is not real, such as an empty string instead of an image.
 
     On the heap, a batch that lies inside one piece is a view of it: nothing is copied.
     """

@@ -1,7 +1,7 @@
 """Which stage limits a job: loading, decoding, copying, computing, the postprocess function or writing. Pure.
 
-Before a run it follows from how fast each stage is by itself (`predict`), after it and meanwhile from what the threads
-waited for (`measured`); the words are the same.
+Before a run, `predict` derives it from the speed of each stage by itself. During and after a run, `measured` derives it
+from what the threads waited for. Both use the same words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.core.records import Timings
 
 LOADING, COPYING, COMPUTING, POSTPROCESS, WRITING = "loading", "copying", "computing", "postprocess", "writing"
 DECODING = "decoding"
-"""On the device; what loaders decode is loading."""
+"""Decoding on the device; decoding in loaders is part of loading."""
 
 WAITING = 0.25
 """A stage that waits for more than this share of the time is limited by the stage it waits for."""
@@ -41,9 +41,9 @@ class Rates:
     Args:
         compute_rows_per_s: The model at the chosen batch size, all devices together.
         cores: Cores of the machine; loading and writing share them, and on a CPU the model does.
-        compute_cores: How many of them the model keeps busy at that speed; on a GPU none, or what feeding it takes.
+        compute_cores: How many of them the model keeps busy at that speed; on a GPU, none or those that feed it.
         load_s: Seconds of one core to read and decode a row.
-        write_s: Seconds of the one thread that writes to write a row.
+        write_s: Seconds that the one writing thread needs for a row.
         on_gpu: Whether the devices are GPUs.
         devices: How many there are.
         loaders: How many rows can be loaded at the same time; None where nothing but the cores limits it.
@@ -173,7 +173,7 @@ def _change(rates: Rates, rate: float, by: str) -> _Change | None:
         if _pace(unbound)[0] >= _LITTLE * rate:
             return _Change(f"--loaders {rates.cores}", unbound)
     rates = replace(rates, loaders=None)
-    # Twice the cores at most; fewer where something else bounds it before.
+    # At most twice the cores; fewer where another stage becomes the limit before that.
     best = _pace(rates.with_cores(2 * rates.cores))[0]
     tries = range(1, rates.cores)
     more = next((n for n in tries if _pace(rates.with_cores(rates.cores + n))[0] >= _ENOUGH * best), rates.cores)
@@ -184,10 +184,10 @@ def measured(spent: Timings, elapsed_s: float, writer_full_s: float, postprocess
     """Which stage limited a run, or the last of it, by what threads waited for; None before anything has run.
 
     Args:
-        spent: What the replicas' threads did.
+        spent: How the replicas' threads spent their time.
         elapsed_s: How long that was by the clock.
-        writer_full_s: How long of it predictions were there and the writer had no room for them.
-        postprocess_s: How long of it predictions were there and the function behind the model was not done with them.
+        writer_full_s: For how much of that time predictions waited because the writer had no room.
+        postprocess_s: For how much of that time predictions waited for the function behind the model.
 
     >>> print(measured(Timings(compute=1.0, wait_for_data=3.0, rows=8), 2.0, 0.0))
     loading-bound: waiting for data took 75% of the time of the model's threads
@@ -199,13 +199,13 @@ def measured(spent: Timings, elapsed_s: float, writer_full_s: float, postprocess
     if lanes <= 0 or elapsed_s <= 0:
         return None
     rate = spent.rows / elapsed_s
-    # First: while what comes behind the replicas has no room, nothing is fetched from them, and they wait as well.
+    # These come first: while the stages behind the replicas have no room, nothing is fetched and the replicas wait too.
     waits = [(writer_full_s, WRITING, "the writer"), (postprocess_s, POSTPROCESS, "the function behind the model")]
     waited_s, by, what = max(waits)
     if waited_s > WAITING * elapsed_s:
         return Bound(rate, by, f"waiting for {what} took {min(1.0, waited_s / elapsed_s):.0%} of the time by the clock")
     if spent.wait_for_data > WAITING * lanes:
-        # Loaders that wait as well as the model wait for what is between them.
+        # If both loaders and the model wait, they wait for the decoder between them.
         is_between = spent.decode > 0 and spent.wait_for_room > WAITING * (spent.read + spent.wait_for_room)
         by, what = (DECODING, "the device's decoder") if is_between else (LOADING, "data")
         return Bound(

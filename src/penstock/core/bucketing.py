@@ -1,7 +1,7 @@
 """Batches of rows of different sizes: the rows of a span are sorted by size, cut, and padded to one of a few sizes.
 
-Sorting first means that a span needs no more batches than it would without: the padding is what a batch's rows differ
-by, and what its largest row lacks to the next boundary. Every boundary is one compiled shape.
+Because rows are sorted first, a span needs no more batches than without buckets. Padding fills the difference between
+the rows of a batch, and between its largest row and the next boundary. Every boundary is one compiled shape.
 
 Where padding would change the answers, a batch holds rows of exactly one size instead.
 """
@@ -38,7 +38,7 @@ def choose_boundaries(lengths: Array, most: int = MOST_BOUNDARIES, cap: float = 
         return (int(lengths[0]),) if len(lengths) else (1,)
     step = LEAST_STEP if lengths.max() >= LEAST_STEP else 1
     rounded = -(-lengths // step) * step
-    # Of the rows, and of the lengths that occur: a few long rows among many short ones are most of the values.
+    # Quantiles of rows and of distinct lengths: a few long rows among many short ones may hold most of the values.
     places = np.linspace(0, 1, 65)
     likely = [np.quantile(values, places, method="higher") for values in (rounded, np.unique(rounded))]
     candidates = np.unique(np.concatenate(likely)).astype(np.int64).tolist()
@@ -56,7 +56,7 @@ def _waste(lengths: Array, boundaries: Sequence[int]) -> float:
 
 
 def boundary(length: int, boundaries: Boundaries) -> int:
-    """The boundary that a length is padded to. Beyond the last one, it doubles until it is long enough.
+    """The boundary that a length is padded to. Beyond the last boundary, that one is doubled until it is long enough.
 
     >>> boundary(9, (8, 16)), boundary(40, (8, 16))
     (16, 64)
@@ -69,7 +69,7 @@ def boundary(length: int, boundaries: Boundaries) -> int:
 
 
 MOST_BEYOND = 16
-"""A row of so many times the largest size that was planned for is a failure: it would pad its whole batch."""
+"""A row more than so many times as large as the largest planned size fails: its whole batch would be padded to it."""
 
 
 def cut_by_size(
@@ -81,14 +81,14 @@ def cut_by_size(
     *,
     is_in_order: bool = False,
 ) -> Iterator[Batch]:
-    """Batches of the rows of a whole span, largest rows first, or as they come with `is_in_order`.
+    """Batches of the rows of a whole span: the largest rows first or, with `is_in_order`, in the order of the input.
 
     Args:
         pieces: All pieces of the span.
         batch_size: Rows of every batch.
         buckets: Input name to the boundaries of each dimension that varies.
         room: Where batches are written.
-        watch: Told of every row that is decoded.
+        watch: Called before every row that is decoded.
     """
     if not pieces:
         return
@@ -156,14 +156,14 @@ class _Rows:
         return np.argsort(-cost, kind="stable")
 
     def by_size(self) -> list[Array]:
-        """The rows of each size, those of the most common size first, and of larger ones before smaller."""
+        """The rows of each size: the most common size first and, of equally common sizes, the larger one first."""
         sizes = np.concatenate([self._sizes[name] for name in self._buckets], axis=1)
         _, group_of, counts = np.unique(-sizes, axis=0, return_inverse=True, return_counts=True)
         groups = np.split(np.argsort(group_of.reshape(-1), kind="stable"), np.cumsum(counts)[:-1])
         return sorted(groups, key=len, reverse=True)
 
     def _hide_failed(self) -> None:
-        """Rows that failed already, or will when they are decoded, have no size: they take a place among others."""
+        """Give rows that failed already, or will fail when decoded, the size of another row: they have none."""
         failed = np.zeros(int(self._starts[-1]), dtype=bool)
         for piece, start in zip(self._pieces, self._starts[:-1].tolist(), strict=True):
             failed[[start + row - piece.start for row in piece.failures]] = True
@@ -177,7 +177,7 @@ class _Rows:
             self._sizes[name][failed] = smallest if failed[host] else self._sizes[name][host]
 
     def batch(self, index: int, positions: Array, batch_size: int, room: Room, watch: Watch) -> Batch:
-        # In the order of the input again: rows of one piece lie beside each other and are written in one go.
+        # Back to the order of the input: the rows of one piece then lie together, and one call writes them.
         positions = np.sort(positions)
         first = self._pieces[0].feeds
         shapes = {name: self._shape(name, feed, positions) for name, feed in first.items()}
@@ -224,7 +224,7 @@ class _Rows:
                 yield piece, inside, int(cuts[number])
 
     def _padding(self, positions: Array, shapes: Mapping[str, tuple[int, ...]], batch_size: int) -> tuple[int, int]:
-        """All values of the inputs that vary, and those of them that are padding."""
+        """How many values the inputs that vary have, and how many of these are padding."""
         values = real = 0
         for name in self._buckets:
             values += batch_size * math.prod(shapes[name])
@@ -235,7 +235,7 @@ class _Rows:
 
 
 def _bounded(sizes: Array, boundaries: Sequence[Boundaries]) -> Array:
-    """Sizes without those that are far beyond what was planned for: such rows get no room, and fail when written."""
+    """The sizes, with 1 for a size far beyond the planned ones: such a row gets no room, and its write fails."""
     if not boundaries:
         return sizes
     largest = np.array([ends[-1] for ends in boundaries]) * MOST_BEYOND ** (1 / len(boundaries))

@@ -16,7 +16,7 @@ OPAQUE = "opaque"
 
 
 def describe(name: str, column: Column) -> TensorSpec:
-    """The spec of a column, its list lengths taken from the first row that has them."""
+    """The spec of a column; the length of its lists is the most common one."""
     if isinstance(column, np.ndarray):
         kind = STRING if column.dtype.kind in "OSU" else column.dtype.newbyteorder("=").name
         return TensorSpec(name, kind, tuple(column.shape[1:]))
@@ -123,7 +123,7 @@ def to_array(column: Column, dtype: str, shape: Shape) -> tuple[Array, BadRows]:
         and not column.null_count
         and dtype == _PLAIN.get(column.type)
     ):
-        # The short road for tables of many plain columns: the long one would be a fifth of all reading.
+        # A short cut for tables of many plain columns: the general path below would take a fifth of the reading time.
         return column.to_numpy(), bad
     if isinstance(column, np.ndarray):
         values = _encode_text(column, bad) if dtype == STRING else column
@@ -241,7 +241,7 @@ def _can_be(found: Sequence[int], shape: Shape) -> bool:
 
 
 def leaves(column: pa.Array) -> tuple[pa.Array, Array]:
-    """The innermost values of nested lists, and where rows end among them. Nulls on the way have no values."""
+    """The innermost values of nested lists, and where rows begin and end among them. A null list has no values."""
     ends = np.arange(len(column) + 1, dtype=np.int64)
     while True:
         column = storage_of(column)
@@ -296,7 +296,7 @@ def _repair(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Array:
 
 
 def to_arrow(column: Column) -> pa.Array:
-    """A column as a sink stores it: rank 2 and above as a fixed-shape tensor."""
+    """A column as a sink stores it: rows of rank 2 and above become a fixed-shape tensor."""
     if not isinstance(column, np.ndarray):
         return column
     if column.dtype.kind in "OSU":
@@ -375,7 +375,7 @@ def join(pieces: list[Column]) -> Column:
     arrays = [to_arrow(piece) for piece in pieces]
     arrays = [array.dictionary_decode() if pa.types.is_dictionary(array.type) else array for array in arrays]
     kinds = list(dict.fromkeys(array.type for array in arrays))
-    if len(kinds) > 1:  # what a function gives may be whole numbers here and fractions there, or an empty list
+    if len(kinds) > 1:  # a user's function may give integers for one piece and fractions or empty lists for another
         schemas = [pa.schema([("", kind)]) for kind in kinds]
         common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
         arrays = [array.cast(common) for array in arrays]

@@ -9,15 +9,15 @@ from penstock.errors import OutOfMemory
 
 
 class Undecoded(OutOfMemory):
-    """The device has no memory for decoding rows beside the model, or cannot do it, and nobody asked for it. Loaders
-    can decode all of them instead."""
+    """The device has no memory for decoding rows beside the model; or it cannot decode, and the user did not ask for
+    that. Loaders can decode all rows instead."""
 
 
 class OnDevice:
-    """Rows of a batch that lie on the device. A runtime that can takes `array` over, without a copy.
+    """Rows of a batch that lie on the device. A runtime that can use `array` takes it over without a copy.
 
-    All others use it as an array that is never written to: they get the rows from the host, to which they are copied
-    once. One thread at a time does that.
+    All others use this object as a read-only array: its rows are copied to the host once. Only one thread at a time may
+    use it so.
     """
 
     def __init__(self, array: Any, fetch: Callable[[], Array]) -> None:
@@ -57,7 +57,7 @@ class Decoder(Protocol):
         Args:
             rows: A batch; it is not read any more afterwards.
             encoded: How many bytes of each row lie in its place; 0 for one that is decoded already.
-            real: So many rows are real; the others become what the last of these is.
+            real: How many rows are real; the others become copies of the last real one.
 
         Raises:
             OutOfMemory: The device has no memory left for it.
@@ -65,8 +65,8 @@ class Decoder(Protocol):
         ...
 
     def reserve(self, shape: tuple[int, ...], batches: int, at_once: int) -> None:
-        """Take all that is needed for so many batches, of which some are decoded at once: taking it while the model
-        runs would hold that up."""
+        """Allocate what `batches` batches need, of which `at_once` are decoded at the same time: allocating while the
+        model runs would hold it up."""
         ...
 
     def close(self) -> None:
@@ -82,18 +82,19 @@ class DeviceDecoder(Protocol):
 
     @property
     def decides_bits(self) -> bool:
-        """Whether rows that it decodes are other ones than those of loaders, if by the last bit alone."""
+        """Whether rows that it decodes differ from those that loaders decode, even if only in the last bit."""
         ...
 
     def on_host(self) -> "DeviceDecoder":
-        """The same by the means of loaders, for a replica whose device cannot do it."""
+        """The same decoder with the method that loaders use, for a replica whose device cannot decode."""
         ...
 
     def open(self) -> Decoder:
         """Start it in this process, whose device was pinned before.
 
         Raises:
-            DeviceError: A library is missing, or the device cannot do it, which was asked for.
-            OutOfMemory: The device has no memory left for it; `Undecoded` where it cannot do it, unasked.
+            DeviceError: The user asked for this decoder, and a library is missing or the device cannot decode.
+            OutOfMemory: The device has no memory left for it; `Undecoded` instead of a DeviceError where the user did
+                not ask for it.
         """
         ...

@@ -53,7 +53,7 @@ class Deferred(abc.ABC):
         """The encoded values, for a model that decodes by itself."""
 
     def kept(self) -> pa.Array:
-        """What is written of a column that is kept."""
+        """The values that are written where the column is kept."""
         return self.raw()
 
     @abc.abstractmethod
@@ -65,7 +65,7 @@ class Deferred(abc.ABC):
         return self
 
     def routed(self, share: float) -> Deferred:
-        """The same rows, of which a decoder at the replica decodes this share: `fill` leaves them as they are."""
+        """The same rows, of which a decoder at the replica decodes this share: `fill` leaves that share encoded."""
         return self
 
     @abc.abstractmethod

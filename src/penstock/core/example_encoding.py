@@ -1,9 +1,9 @@
 """Columns as serialized `tf.train.Example` records, one for each row, without TensorFlow and without a loop over rows.
 
-A record is a message of messages, and before each stands its length. Here every length is written with the same number
-of bytes in every row, and every integer of a column as well: the wire format allows numbers that are longer than they
-need be. So what stands between the values is a matrix of bytes with a row for each record, and Arrow joins these
-matrices and the values, which are buffers of bytes already.
+A record consists of nested messages, and the length of each stands before it. Here every length takes the same number
+of bytes in every row, and so does every integer of a column: the wire format allows a number to take more bytes than it
+needs. The bytes between the values therefore form a matrix with a row for each record, and Arrow joins these matrices
+with the values, which are buffers of bytes already.
 """
 
 import math
@@ -21,7 +21,7 @@ from penstock.core.records import STRING, Array, Column, Feature
 _KINDS = {STRING: b"\x0a", "float32": b"\x12", "int64": b"\x1a"}
 """The tag of a feature's list: bytes_list, float_list, int64_list."""
 _LENGTH_BYTES = 5
-"""How many bytes a length is written with where it differs from row to row: enough for any."""
+"""The number of bytes of a length that differs from row to row: enough for any length."""
 _VALUES, _KEY, _FEATURE = b"\x0a", b"\x0a", b"\x12"
 
 
@@ -44,8 +44,8 @@ class _Values:
 def encode(columns: Sequence[Column], features: Sequence[Feature]) -> tuple[Array, dict[int, BadRows]]:
     """One serialized `tf.train.Example` for each row.
 
-    A null is a feature that is not there, where the model has a default for it. A row whose values do not fit gets
-    zeros in their place and is named.
+    A null becomes a missing feature, where the model has a default for it. A row whose values do not fit gets zeros in
+    their place and is named.
 
     Args:
         columns: A column for each feature.
@@ -99,7 +99,7 @@ class _Regular:
         self._parts.append((_VALUES + _varint(len(start) + size) + start, values))
 
     def matrix(self, *, is_whole: bool = False) -> Array:
-        """The bytes of every row; with what stands before all features where these are all."""
+        """The bytes of every row; with `is_whole`, if there are no other features, also the bytes before them all."""
         head = _VALUES + _varint(self.width) if is_whole else b""
         template = head + b"".join(before + bytes(values.shape[1]) for before, values in self._parts)
         out = np.empty((self._rows, len(template)), np.uint8)
@@ -123,10 +123,10 @@ def _lengths(binary: pa.Array) -> Array:
 
 
 def _entry(feature: Feature, values: _Values) -> list[pa.Array]:
-    """A feature of every row: what stands before its values, and these."""
+    """A feature of every row: the bytes before its values, and the values."""
     start = _start(feature)
     lengths = values.lengths
-    # Numbers are one run behind one length; texts have their own before them already.
+    # Numbers share one length in front of them; each text has its own already.
     run: list[bytes | Array] = [] if feature.dtype == STRING else [_VALUES, lengths]
     list_bytes = lengths if feature.dtype == STRING else lengths + 1 + _LENGTH_BYTES
     feature_bytes = list_bytes + 1 + _LENGTH_BYTES
@@ -226,7 +226,7 @@ def _present(column: Column) -> Array:
 
 
 def _flattened(column: Column, feature: Feature) -> tuple[Column, Array, BadRows]:
-    """All values, how many of them each row has, and the rows that have some that do not fit. Texts stay in Arrow."""
+    """All values, their number in each row, and the rows with values that do not fit. Texts stay in Arrow."""
     if isinstance(column, np.ndarray):
         with np.errstate(over="ignore"):
             array, bad = to_array(column, feature.dtype, tuple(column.shape[1:]))

@@ -16,7 +16,7 @@ Schema = Mapping[str, TensorSpec]
 Chosen = Mapping[str, Sequence[str]]
 
 RAW_RECORD = "example"
-"""The column in which a source of records gives each whole, as it was serialized."""
+"""The column in which a source of records gives every record whole, as it was serialized."""
 
 
 def feature_names(signature: Signature) -> list[str]:
@@ -34,7 +34,8 @@ def bind_records(
         schema: The columns of the source.
         chosen: The columns that the user gave to inputs and features.
         keep: Columns that are only written along.
-        as_example: Whether records are built from columns: None where the model says it and no column holds them.
+        as_example: Whether records are built from columns; None: if the model says what it parses, and no column holds
+            records.
 
     Raises:
         InputError: A feature has no column, or one that does not fit.
@@ -107,7 +108,7 @@ def _build(
 def _columns_of(
     features: Sequence[Feature], schema: Schema, chosen: Chosen, offered: Sequence[str] | None
 ) -> dict[str, tuple[str, ...]]:
-    """Feature name to columns. A feature with a default may have none, but not every one."""
+    """Feature name to columns. A feature with a default may have no column, but one feature at least must have one."""
     columns: dict[str, tuple[str, ...]] = {}
     for feature in features:
         given = tuple(chosen.get(feature.name, (feature.name,)))
@@ -188,7 +189,7 @@ def _holds(kind: str, column: TensorSpec) -> bool:
 
 
 def _fits(shape: Shape | None, column: TensorSpec) -> bool:
-    """Whether rows of this shape may have as many values as the feature has. Lists are looked at row by row."""
+    """Whether the rows of this column may have as many values as the feature. Lists are checked later, row by row."""
     if shape is None or None in shape or column.shape is None or column.encoding is not None or column.varies:
         return True
     wanted = math.prod(length for length in shape if length is not None)

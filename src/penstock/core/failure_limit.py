@@ -13,7 +13,7 @@ def exceeds(failed: int, rows: int, allowed: float, *, is_whole: bool) -> bool:
     Args:
         failed: How many rows failed.
         rows: How many rows were seen, those that failed among them.
-        allowed: The share of rows that may fail. That every row of an input fails is never allowed.
+        allowed: The share of rows that may fail. It is never allowed that every row of an input fails.
         is_whole: Whether these are all rows of the input. Until then, few rows are not judged.
 
     >>> exceeds(5, 20, 0.1, is_whole=False), exceeds(5, 20, 0.1, is_whole=True), exceeds(20, 20, 1.0, is_whole=True)

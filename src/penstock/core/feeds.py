@@ -32,7 +32,7 @@ class Feed(Protocol):
     def write(self, rows: Rows, out: Array, first_row: int, watch: Watch) -> BadRows:
         """Write rows into `out`; what is shorter than `out` is padded with zeros.
 
-        `first_row` is the number in the whole input of the feed's first row. Positions in the answer are those in
+        `first_row` is the number of the feed's first row in the whole input. Positions in the answer are those in
         `out`.
         """
         ...

@@ -22,16 +22,16 @@ class Job:
     is_traced: bool = False
     """Whether loaders and replicas record when each activity began and ended, for a trace."""
     fewest_rows: int | None = None
-    """Set where rows are not padded: a batch holds rows of one size, and is filled up to a power of two, at least to so
-    many rows."""
+    """Set where rows are not padded: a batch then holds rows of one size, and is filled up to a power of two, at least
+    to this number of rows."""
     state: str = "none"
     """What a call changes in the model; see `core.state`."""
     seed: int | None = None
     """The seed of the model's random numbers; None for a live model, which goes on with its own."""
     is_trimmed: bool = False
-    """Whether the last batch of a span is run as short as it is, because a padded row would change the model, too."""
+    """Whether the last batch of a span is not filled up, because the added rows would change the model, too."""
     is_in_order: bool = False
-    """Whether rows keep their order inside a span also where they differ in size, and are padded all the same."""
+    """Whether rows that differ in size, and are padded, keep their order inside a span."""
     decoder: DeviceDecoder | None = None
     """What decodes a share of the rows at the replica; None where loaders decode all of them."""
 

@@ -1,4 +1,4 @@
-"""The parts of Keras that the description of a model may name without being trusted."""
+"""Which parts of Keras the description of a model may name without being trusted, and which it may not."""
 
 COMPANIONS = frozenset({"keras_hub", "keras_cv", "keras_nlp", "keras_rs"})
 """Packages of the Keras team, beside Keras."""

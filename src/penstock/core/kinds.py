@@ -24,11 +24,12 @@ class SourceFormat:
 
     Args:
         suffixes: How their names end, in lower case with the dot.
-        open: Makes the source of paths and the options of reading, of which it takes what concerns it.
+        open: Makes the source from paths and the options of reading; it uses the options that concern it.
         is_row_per_file: Each file is a row: one that cannot be read is a failed row, not the end of the job.
         is_last_resort: Files of a folder are taken only where the folder holds no file of another format.
-        recognises: Whether a file whose suffix no format has is of this one.
-        open_beside: As `open`, with a few files of other formats that lie in the same folder and are left out.
+        recognises: Says whether a file whose suffix belongs to no format is of this format.
+        open_beside: As `open`; its last argument names a few files of other formats in the same folder, which are left
+            out.
     """
 
     suffixes: tuple[str, ...]
@@ -46,7 +47,7 @@ class FileFacts:
     Args:
         writer: The framework and version that wrote it, as far as the file says.
         num_bytes: What has to be read to load it.
-        needs_trust: Sentences: what it does that needs trust, with names. Empty for a file that only computes.
+        needs_trust: Sentences that say what the model does that needs trust. Empty for a file that only computes.
         notes: Lines that are shown to the user.
     """
 
@@ -77,8 +78,8 @@ class ModelFormat:
         looks_like: How people recognise it: a suffix with its dot, or a few words.
         recognise: Opens a model of this format.
         facts: What the file of such a model says about itself.
-        has_steps: A runtime that `writes_steps` can convert it. (Of a model that a function builds, the weights are
-            unknown before it runs: what was converted may be of others.)
+        has_steps: A runtime that `writes_steps` can convert it. (Not so for a function that builds a model: its weights
+            are unknown before it runs, and an earlier conversion may hold other weights.)
     """
 
     kind: str
@@ -89,7 +90,7 @@ class ModelFormat:
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of what a package index calls so; None where it is not installed."""
+    """The version of the distribution with this name in a package index; None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -158,9 +159,10 @@ class RuntimeEntry:
         device_kinds: Where it runs.
         kinds: Kinds of models that it executes besides those whose formats name it.
         variant_of: A runtime whose models it executes, in its own way.
-        rank: By kind of device, when a plan tries it instead of another one: the lowest first, absent never.
-        usual_gain: On a CPU, by what rows look like (`core.tuning.family`), how many times as fast as TensorFlow it
-            usually is: what a search expects before it has measured anything.
+        rank: By kind of device, its place in the order in which a plan tries runtimes, the lowest first. A plan does
+            not try a runtime that has no rank there.
+        usual_gain: How many times as fast as TensorFlow it usually is on a CPU, by what rows look like
+            (`core.tuning.family`): a search expects this before it has measured anything.
         gpu_probe: Python code that prints how many GPUs the library sees.
         loader: The library that loads the models. Where one runtime cannot load a model, others with this loader
             cannot either.
@@ -218,7 +220,7 @@ def missing_to_convert() -> str | None:
 
 @cache
 def source_formats() -> dict[str, SourceFormat]:
-    """All formats of sources by name. Files of a suffix that two formats have are of the first; that is reported."""
+    """All formats of sources by name. If two formats have a suffix, the first one gets it, and this is reported."""
     formats = plugins.load_all(plugins.SOURCES, SourceFormat)
     owners: dict[str, str] = {}
     for name, each in formats.items():
@@ -230,5 +232,5 @@ def source_formats() -> dict[str, SourceFormat]:
 
 
 def model_formats() -> dict[str, ModelFormat]:
-    """All formats of models by name, in the order in which they are asked."""
+    """All formats of models by name, in the order in which they are tried."""
     return plugins.load_all(plugins.MODELS, ModelFormat)

@@ -34,8 +34,9 @@ class Observation:
 
 
 class LoaderCount:
-    """Decides once a window. Loaders that brought nothing only take cores: they are taken back, and the next try waits,
-    twice as long each time.
+    """Decides once a window how many loaders there are.
+
+    Loaders that do not make the run faster only take cores: they are removed, and the wait until the next try doubles.
 
     Args:
         start: How many there are.
@@ -65,10 +66,10 @@ class LoaderCount:
         """How many loaders there should be from now on; None within a window.
 
         Args:
-            now: The time on any clock that goes on.
+            now: The time on a clock that never goes back.
             busy_s: The time that all loaders have spent loading so far.
             wait_s: The time that all loaders have waited for a slot so far.
-            has_newcomers: Whether a loader has not finished a span yet: then what it brings cannot be seen.
+            has_newcomers: Whether a loader has not finished a span yet: then its effect cannot be seen.
         """
         if self._since is None:
             self._since = now
@@ -108,7 +109,7 @@ class LoaderCount:
         return self.count
 
     def _judge(self, rate: float, count_before: int, rate_before: float) -> None:
-        """Whether the step that was tried in the last window pays."""
+        """Undo the step that was tried in the last window, unless it pays."""
         possible = rate_before * (self.count - count_before) / count_before
         if rate - rate_before < LEAST_SHARE_OF_GAIN * possible:
             self.count = count_before
@@ -122,5 +123,5 @@ class LoaderCount:
 
     def _loaders_idle(self, seen: Observation) -> bool:
         loaders = seen.loader_busy_s + seen.loader_wait_s
-        # One fewer must still keep up: that one's work falls to the others.
+        # One loader fewer must still keep up: the others take over its work.
         return loaders > 0 and seen.loader_wait_s > max(LOADERS_WAIT, 1.0 / self.count) * loaders

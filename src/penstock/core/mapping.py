@@ -133,7 +133,7 @@ def describe(binding: Binding) -> str:
 
 
 def as_named(name: str, columns: Sequence[str], schema: Schema) -> TensorSpec:
-    """What a model that declares no inputs gets under a name: a column, or several that are stacked."""
+    """The input of this name, for a model that declares no inputs: one column, or several columns stacked."""
     expanded = expand(schema, name, columns)
     if len(expanded) == 1:
         return replace(schema[expanded[0]], name=name)
@@ -193,17 +193,17 @@ def _guess(
             + " ".join(f"--input {name}={column}" for name, column in wanted.items()),
         )
     spec = missing[0]
-    # A column that is kept may be meant as well, if there is no other.
+    # If no other column fits, the input may be a column that is also kept.
     fitting = _fitting(spec, free) or _fitting(spec, unfed)
     if any(schema[name].encoding is not None for name in fitting):
         fitting = [name for name in fitting if schema[name].encoding is not None]
     if RAW_RECORD in fitting:
-        # A whole record is for models that parse it: never a guess beside a column that could be meant.
+        # Only a model that parses records takes a whole record: it is not guessed where another column could be meant.
         wants_records = any(word in spec.name.lower() for word in ("example", "serialized"))
         fitting = [RAW_RECORD] if wants_records else [name for name in fitting if name != RAW_RECORD]
     if len(schema) > 1:
         fitting = [name for name in fitting if schema[name].shape != () or not is_no_feature(name)]
-    # Beside numbers that are found by name, one number may be any other one.
+    # Where other inputs are numbers that were found by name, a column of numbers that is left may mean anything.
     is_doubtful = has_numbers and all(_is_number(schema[name]) for name in fitting)
     if len(fitting) == 1 and not is_doubtful:
         return {spec.name: (fitting[0],)}
@@ -256,7 +256,7 @@ def _stackable(spec: TensorSpec, free: Schema, schema: Schema) -> tuple[str, ...
 
 
 def may_be_all_of(spec: TensorSpec, columns: Sequence[str], schema: Schema) -> bool:
-    """Whether these columns are single numbers, as many as the input takes, and none is called like a label."""
+    """Whether these columns are single numbers, as many as the input takes, and none has a name like a label."""
     is_plain = all(_is_number(schema[name]) and not is_no_feature(name) for name in columns)
     return is_plain and spec.shape is not None and len(columns) == math.prod(_ones(spec.shape)) > 1
 
@@ -308,7 +308,7 @@ def _make(spec: TensorSpec, columns: tuple[str, ...], schema: Schema) -> Binding
 
 
 def _as_fed(column: TensorSpec, spec: TensorSpec) -> TensorSpec:
-    """A column of images or audio is decoded, unless the model takes strings: then it decodes by itself."""
+    """A column of images or audio is decoded, unless the model takes strings: then the model decodes it."""
     return TensorSpec(column.name, STRING, ()) if column.encoding is not None and spec.dtype == STRING else column
 
 
@@ -363,9 +363,9 @@ def wire_dtype(column: str, wanted: str) -> str:
     """The dtype in which values cross to the device: the column's own, unless the model's is smaller.
 
     An integer stays an integer, so that a pixel crosses the bus as one byte; a 64-bit number for a 32-bit input is
-    cast before it crosses, which halves the bytes. So is an integer for a smaller integer: there it is seen whether it
-    fits, and on the device it would wrap around. A 64-bit integer for a float crosses as a float: a column of CSV that
-    begins with whole numbers may go on with fractions.
+    cast before it crosses, which halves the bytes. So is an integer for a smaller integer type: the cast here finds
+    values that do not fit, and one on the device would wrap them around. A 64-bit integer for a float crosses as a
+    float: a column of CSV that begins with whole numbers may go on with fractions.
 
     >>> wire_dtype("uint8", "float32"), wire_dtype("int64", "float32"), wire_dtype("int64", "float64")
     ('uint8', 'float32', 'float64')

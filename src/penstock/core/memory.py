@@ -44,7 +44,7 @@ class Ceilings:
         return min([rows, *(most for known_bytes, most in self.known.items() if known_bytes <= row_bytes)])
 
     def lower(self, row_bytes: int, most: int) -> None:
-        """More than `most` rows did not fit."""
+        """Record that more than `most` rows of this size did not fit."""
         self.known[row_bytes] = min(most, self.known.get(row_bytes, most))
 
     def put_back(self, row_bytes: int, most: int | None) -> None:

@@ -23,8 +23,8 @@ class Asked:
 
     It returns the answers to `answers_rows` rows, to be compared with others; with `is_alone`, also the answers to each
     of these rows alone. With a `tolerance`, it tries whether padding changes an answer. It returns `learn_rows` rows as
-    a result has them, from which a function behind the model learns its types. Of rows that no sample has it tries the
-    kinds of `strangers`, or, without these, those that are safe to try.
+    a result has them, from which a function behind the model learns its types. It also tries rows of kinds that no
+    sample has: the kinds in `strangers` or, where that is None, those that are safe.
     """
 
     answers_rows: int = 0
@@ -54,10 +54,10 @@ class PaddingTrial:
 
 @dataclass(frozen=True)
 class Care:
-    """How the batches of a span are run at which replicas crashed or hung: one at a time, so that it is seen at which.
+    """How to run a span in which replicas crashed or hung: one batch at a time, so that a crash shows its batch.
 
-    Of a batch that is suspected, known by its first row, the places from the one to the other are tried a few at a time
-    before all of it is run.
+    `suspects` maps the first row of a suspected batch to a range of its places: these are tried a few at a time before
+    the whole batch is run.
     """
 
     suspects: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -89,10 +89,10 @@ class Prepare:
     slot_count: int = 0
     warm: Filled | None = None
     warm_chunks: tuple[tuple[Chunk, bytes], ...] = ()
-    """The first batch, where loader processes read it, and what of it has no room in a slot."""
+    """`warm` is the first batch, where loader processes read it; `warm_chunks` is the part that fits into no slot."""
     asked: Asked = NOTHING_ASKED
     ceilings: Mapping[int, int] = field(default_factory=dict)
-    """The most rows of a batch by the bytes of a row, as far as they are known to fit into the memory."""
+    """The most rows of a batch that fit into the memory, by the bytes of a row, as far as these are known."""
     is_alone: bool = False
     """Run one batch at a time: a replica died here, and the next death must show at which batch."""
     poisoned: tuple[RowFailure, ...] = ()
@@ -129,8 +129,8 @@ class FindNoise:
 
 @dataclass(frozen=True)
 class Work:
-    """Predict this span: read it, or, where loader processes read, expect its batches. Without `poisoned` rows, at
-    which a replica died."""
+    """Predict this span: read it or, where loader processes read, wait for its batches. `poisoned` rows, at which a
+    replica died, are left out."""
 
     span: Span
     poisoned: tuple[RowFailure, ...] = ()
@@ -180,8 +180,8 @@ class Learn:
 class LoadSpan:
     """Load this span. `is_careful`: a loader died in it; `poisoned`: rows that are left out because of that.
 
-    A span may be loaded again while another loader is still at it, for another replica: all that is said of it carries
-    the `attempt`, and what belongs to an older one is dropped.
+    A span may be loaded again, for another replica, while a loader is still at it: every message about it carries its
+    `attempt`, and messages of an older attempt are dropped.
     """
 
     span: Span
@@ -246,7 +246,7 @@ class Emptied:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is loaded; `marks` say what of it took how long."""
+    """The model is loaded; `marks` say how long each step of that took."""
 
     signature: Signature
     marks: tuple[Mark, ...] = ()
@@ -258,12 +258,12 @@ class Prepared:
     process managed with the first rows, where there are such processes; `first_failures` are those of the first
     batch, which has `first_rows` rows. `follows`: outputs that have one value for each value of an input's row.
     `answers` are those of the first rows that have any, where they were asked for, and `alone` are those to each of the
-    same rows alone; `answered` are the numbers of these rows in the whole input. `padding` is what a trial of it found.
-    `strangers` are the answers to rows of kinds that no sample has, asked for with these. `first` are some of the first
-    rows that have answers, as a Result has them, where the job's function behind the model is to learn from them.
-    `state`: what a call changes in the model; where the job did not know of it, all else in this record is empty, and
-    the job has to be prepared once more. `marks`: what of this took how long. `undecoded` is why the device does not
-    decode rows: then all else is empty, too."""
+    same rows alone; `answered` are the numbers of these rows in the whole input. `padding` is the result of a trial of
+    padding. `strangers` are the answers to rows of kinds that no sample has, where answers were asked for. `first` are
+    some of the first rows that have answers, as a Result has them, where the job's function behind the model is to
+    learn from them. `state` is what a call changes in the model; where the job was made without it, the rest of this
+    record is empty, and the job has to be prepared again. `marks` say how long each step took. `undecoded` says why the
+    device does not decode rows: then, too, the rest is empty."""
 
     outputs: tuple[TensorSpec, ...]
     batch_seconds: float
@@ -302,7 +302,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Converted:
-    """The step was written, or why it could not be: the operation's name, in words."""
+    """The step was written, or `problem` says why not, with the operation's name."""
 
     problem: str | None = None
 
@@ -343,7 +343,7 @@ class SpanDone:
 
 @dataclass(frozen=True)
 class RanShort:
-    """The replica ran out of memory, goes on nevertheless, and knows these ceilings now."""
+    """The replica ran out of memory and goes on with these ceilings."""
 
     shortage: Shortage
     ceilings: Mapping[int, int]
@@ -397,10 +397,10 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Finish:
-    """Apply the user's function to the columns of a result; or, where it is not known yet, learn what it gives.
+    """Apply the user's function to the columns of a result or, with `is_learning`, learn what it gives.
 
-    `function` is None where it is the last one again. `is_careful`: a process died at these rows; `poisoned`: those
-    that are left out because of that.
+    `function` is None where the function of the last message is to be used again. `is_careful`: a process died at these
+    rows; `poisoned`: those that are left out because of that.
     """
 
     function: Postprocess | None

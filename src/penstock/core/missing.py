@@ -17,12 +17,12 @@ from penstock.options.records import Nulls
 def bind_nulls(
     bindings: Sequence[Binding], signature: Signature, nulls: Nulls, *, has_function: bool
 ) -> tuple[Binding, ...]:
-    """The bindings with what is done with missing values, and with a dtype that holds what stands in their place.
+    """The bindings with the rule for missing values, and with a dtype that holds the values that replace these.
 
-    A function of the user may take what no input does.
+    A value that no input takes is allowed where a function of the user may take it.
 
     Raises:
-        UsageError: An input does not take that, or no input does.
+        UsageError: An input, or every input, does not take the value that replaces missing ones.
     """
     if nulls == Nulls():
         return tuple(bindings)
@@ -151,7 +151,7 @@ def _leaves(column: pa.Array, value: float | str) -> pa.Array:
         return column  # dates and the like
     is_whole = math.isfinite(value) and value == int(value) and (value >= 0 or not pa.types.is_uint64(column.type))
     if is_whole and pa.types.is_integer(column.type):
-        # A small integer may not hold the value. What it is fed as is decided by the binding.
+        # A small integer type may not hold the value. The binding decides the dtype that is fed.
         return pc.fill_null(column if pa.types.is_uint64(column.type) else column.cast(pa.int64()), int(value))
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())

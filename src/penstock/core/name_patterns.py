@@ -66,7 +66,7 @@ def gap_in(family: Sequence[str]) -> tuple[str, str] | None:
 
 
 def missing_from(family: Sequence[str], needed: int) -> list[str]:
-    """The names that a family of `needed` names lacks, where their numbers tell.
+    """The names that a family of `needed` names lacks, as far as their numbers show this.
 
     >>> missing_from(["f00", "f01", "f03"], 4)
     ['f02']

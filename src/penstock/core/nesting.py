@@ -13,7 +13,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class ArrayLeaf:
-    """An array. Its dtype is said where any of them is ragged: such inputs must be declared, and the model may not."""
+    """An array. `dtype` is set where any array is ragged: such inputs must be declared, and the model may lack that."""
 
     kind: str = DENSE
     dtype: str = ""

@@ -10,9 +10,9 @@ from penstock.errors import DeviceError, PenstockError
 
 
 def kind_of(device: Device, cores: int) -> str:
-    """The kind that this machine is with this device, in words.
+    """The kind of this machine with this device, in words.
 
-    A CPU sums in another order with other registers, or other threads. `cores` are those that may be used.
+    The order in which a CPU sums depends on its registers and threads. `cores` are those that may be used.
     """
     if device.kind == "cpu":
         return f"cpu {device.name}, {cores} cores, {platform.machine()}"

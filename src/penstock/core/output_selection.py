@@ -15,10 +15,10 @@ from penstock.errors import UsageError
 from penstock.options.class_names import ClassNames, check_named, names_of
 
 CLASSES, SCORES, LABELS, LOGITS = "classes:", "scores:", "labels:", "logits:"
-"""Before an output's name in a Result: its best classes, what the model gave them, and what they are called; what a
-softmax or sigmoid made the output of.
+"""Prefixes of an output's name in a Result: its best classes, their scores and their names; the logits from which a
+softmax or sigmoid made the output.
 
-A model may have an output called `p_class` of its own: only the key tells them apart."""
+A model may have an output called `p_class` of its own: only the prefix tells them apart."""
 _SHOWN = {CLASSES: "_class", SCORES: "_score", LABELS: "_label"}
 
 
@@ -40,9 +40,9 @@ class Answers:
 
     Args:
         outputs: The outputs that are kept; all where it is empty.
-        top_k: Of outputs that are vectors, the k largest values and their places.
-        argmax: Of outputs that are vectors, the place of the largest value.
-        labels: What the places are called. A dict has no hash, and the step does not depend on it.
+        top_k: How many of the largest values of a vector, and their places, are kept; None for all values.
+        argmax: Whether only the place of the largest value is kept of outputs that are vectors.
+        labels: The names of the places. They are not hashed: a dict has no hash, and the step does not depend on names.
         logits: Whether logits are kept beside probabilities, where the framework's own losses are computed from them.
     """
 
@@ -75,7 +75,7 @@ def numpy_top_k(tensor: Array, k: int) -> tuple[Array, Array]:
 
 
 def _falling(values: Array) -> Array:
-    """The order in which values fall, of equal ones the first first. (A minus sign would turn unsigned ones round.)"""
+    """The places of values in falling order; of equal ones the first comes first. (Negation wraps unsigned ones.)"""
     rising = np.argsort(values[..., ::-1], axis=-1, kind="stable")
     falling: Array = values.shape[-1] - 1 - rising[..., ::-1]
     return falling
@@ -177,7 +177,7 @@ def label_key(key: str, labels: ClassNames) -> str | None:
 
 
 def with_labels(columns: Mapping[str, Column], labels: ClassNames) -> dict[str, Column]:
-    """Columns, each of classes followed by one of their names. Only numbers travel; the names are put in at the end.
+    """Columns, and after each column of classes one of their names. Only numbers travel; names are added at the end.
 
     Raises:
         UsageError: A class has no name: the model did not say how many there are.

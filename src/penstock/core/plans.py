@@ -63,7 +63,7 @@ class Choice:
             raise ValueError(f"converted is {self.converted!r}, not the path of a folder")
 
     def told_from(self, other: Choice) -> str:
-        """The runtime; of two choices of one runtime also what they differ in.
+        """The runtime; where both choices have the same runtime, also the settings that differ.
 
         >>> Choice("onnx", 8, 1).told_from(Choice("onnx", 16, 1)), Choice("onnx", 8, 1).told_from(Choice("jax", 8, 1))
         ('onnx with batches of 8', 'onnx')
@@ -88,7 +88,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to run the model that was tried, or the reason why not."""
+    """One way to run the model: what a trial of it measured, or why it was rejected."""
 
     runtime: str
     batch_size: int = 0
@@ -126,27 +126,27 @@ class Plan:
 
     Args:
         choice: What to run.
-        trials: Everything that was looked at, in that order.
+        trials: Everything that was tried or rejected, in that order.
         devices: What it was measured on.
         rows: The rows of the input it was made for.
         rows_per_s: What the whole job is expected to do.
         seconds: What it is expected to take, start included.
         bound_by: `loading`, `copying`, `computing` or `writing`.
-        advice: The same in plain words, with what would make it faster.
+        advice: The same in plain words, and what would make the job faster.
         reason: Why it was chosen, in a sentence.
         search_s: How long the search took.
         budget_s: How long it was allowed to take.
-        start_s: What the choice takes to start.
-        notes: Lines that are shown whenever a job runs by it.
+        start_s: How long the choice takes to start.
+        notes: Lines that are shown whenever a job runs with this plan.
         step: The step that it was found for: the model and what feeds it.
-        key: The same on these devices and with these versions.
-        is_cut_short: Whether there was not the time to try everything.
+        key: The digest of that step with these devices and versions.
+        is_cut_short: Whether there was no time to try everything.
         left: The runtimes that there was no time for.
         family: What its rows look like: `images`, `sequences` or `tables`.
         made_for: All facts behind `key`, by name: they show why a plan does not fit.
-        noise: How far the framework's own answers are from the truth, as a share of an output's spread; None where
-            that decided nothing, and was not measured.
-        noise_from: What they were compared with for that.
+        noise: How far the framework's own answers are from the truth, as a share of an output's spread; None where this
+            was not needed, and so not measured.
+        noise_from: What these answers were compared with.
         parameters: How many parameters the model has; None where that is not known.
     """
 
@@ -178,7 +178,7 @@ class Plan:
         return replace(self, rows=rows, seconds=round(self.start_s + rows / max(self.rows_per_s, 1e-9), 2))
 
     def is_outgrown_by(self, rows: int) -> bool:
-        """Whether its input limited its batch size, and `rows` are many more."""
+        """Whether the input limited the batch size, and `rows` is much larger than that input."""
         return 2 * self.choice.batch_size >= self.rows and rows > 2 * self.rows
 
     def rate_of(self, choice: Choice) -> float:
@@ -186,7 +186,7 @@ class Plan:
         return max((trial.rows_per_s for trial in self.trials if trial.setting == choice.setting), default=0.0)
 
     def rate_with(self, rows_per_s: float) -> float:
-        """About how many rows a second the whole job does where the model does so many."""
+        """About how many rows a second the whole job does where the model alone does `rows_per_s`."""
         share = self.rows_per_s / (self.rate_of(self.choice) or self.rows_per_s or 1.0)
         return rows_per_s * share if self.bound_by == "computing" else min(rows_per_s, self.rows_per_s)
 
@@ -195,18 +195,18 @@ class Plan:
         return trial.start_s + self.rows / max(self.rate_with(trial.rows_per_s), 1e-9)
 
     def is_sooner_than(self, present: Choice, promised: float) -> bool:
-        """Whether its choice is done sooner, start included, than what runs already.
+        """Whether its choice would be done sooner, with its start, than the choice that runs already.
 
-        Of that, the search may know the speed; else it is what the warm-up promised, in rows a second.
+        The speed of the running choice is the one that was measured, or else `promised` by the warm-up (rows a second).
         """
         measured = self.rate_of(present)
         rows_per_s = self.rate_with(measured) if measured else promised
         return self.seconds < self.rows / max(rows_per_s, 1e-9)
 
     def soonest(self, runtimes: Collection[str]) -> Plan:
-        """The plan with the choice that is done soonest for its rows, start included, of these runtimes and its own.
+        """The plan with the choice, of these runtimes and its own, that is done soonest with its rows, start included.
 
-        Where hardly anything is saved it stays as it is: a job must have a reason to run otherwise than a longer one.
+        The choice changes only where this saves enough time: otherwise a job should run like a longer one.
         """
         ran = [each for each in self.trials if each.is_eligible]
         chosen = [each for each in ran if each.setting == self.choice.setting]
@@ -228,7 +228,7 @@ class Plan:
 
     @property
     def faster(self) -> float:
-        """How many times as fast as the model's own framework the choice is, at least as fast."""
+        """How many times as fast as the model's own framework the choice is; at least 1."""
         return max(1.0, self.rate_of(self.choice) / self.own.rows_per_s) if self.own is not None else 1.0
 
     def gains(self) -> dict[str, float]:
@@ -250,7 +250,7 @@ def plan_from_json(document: Any, where: str) -> Plan:
     """The plan in a document.
 
     Raises:
-        UsageError: It is none, or of another version.
+        UsageError: It is not a plan, or of another version, or damaged.
     """
     version = document.get("penstock_plan") if isinstance(document, Mapping) else None
     if version != PLAN_VERSION:
@@ -281,7 +281,7 @@ def plan_from_json(document: Any, where: str) -> Plan:
 
 
 def _check_facts(plan: Plan) -> None:
-    """Check what types do not tell."""
+    """Check what `check_types` does not."""
     hardware, versions = plan.made_for.get("hardware", [["cpu"]]), plan.made_for.get("versions", {})
     if not isinstance(versions, dict) or not isinstance(hardware, list) or not hardware:
         raise ValueError("made_for has no versions, or no hardware")
@@ -292,7 +292,7 @@ def _check_facts(plan: Plan) -> None:
 def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
     """The plan as text: a table of what was tried, what was rejected, and the choice below it.
 
-    Of every runtime the table has its fastest size; with `has_every_size` all that were measured, in their order.
+    The table has the fastest size of every runtime or, with `has_every_size`, all sizes that were measured, in order.
     """
     measured = [trial for trial in plan.trials if trial.rows_per_s]
     shown = measured if has_every_size else _fastest_of_each(measured, plan)
@@ -322,7 +322,7 @@ def in_words(plan: Plan, *, has_every_size: bool = False) -> str:
 
 
 def _fastest_of_each(trials: Sequence[Trial], plan: Plan) -> list[Trial]:
-    """The fastest size of every runtime and split, and what was chosen, the fastest first."""
+    """The fastest size of every runtime and number of replicas, and the choice; the fastest first."""
     best: dict[tuple[str, int], Trial] = {}
     for trial in sorted(trials, key=lambda each: each.rows_per_s):
         if trial.is_eligible:
@@ -374,7 +374,7 @@ def _differences_in_words(trials: Sequence[Trial]) -> list[str]:
 
 
 def left_out_in_words(plan: Plan) -> str:
-    """The runtimes that were not measured, and why: `jax (it died); torch (not installed: …)`. Those alike are one."""
+    """The runtimes that were not measured, grouped by the reason: `jax, onnx (it died); torch (not installed: …)`."""
     measured = {trial.runtime for trial in plan.trials if trial.rows_per_s}
     why = {trial.runtime: trial.rejected for trial in plan.trials if trial.rejected and trial.runtime not in measured}
     reasons = dict.fromkeys(why.values())

@@ -1,7 +1,7 @@
 """The user's own function behind the model: outputs and kept columns in, the columns that are written out.
 
-It is held to what holds for the function before the model: a row on which it raises, or for which it gives something
-else than for the first rows, is found by halving, and fails alone.
+The rules of the function before the model hold here, too: a row on which the function raises, or for which it gives
+another type than for the first rows, is found by halving, and fails alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.core.records import STRING, Array, Block, Column, RowFailure, Tens
 
 @dataclass(frozen=True)
 class Postprocess(Preprocess):
-    """The function, and what it is known to give. Its columns have one type in all rows: it is that of a file."""
+    """The function, and what it is known to give. Its columns have one type in all rows, because a file needs one."""
 
     stage: ClassVar[str] = "postprocess"
     only: ClassVar[str] = "output"
@@ -30,7 +30,7 @@ class Postprocess(Preprocess):
         return replace(self, takes={name: describe(name, column) for name, column in columns.items()})
 
     def _call(self, block: Block, watch: Watch) -> Block:
-        # It may write into what it gets, and be called with the same rows again; and kept columns stay what they were.
+        # It gets copies: it may write into them, may get the same rows again, and must not change kept columns.
         arrays = {name: column.copy() for name, column in block.columns.items() if isinstance(column, np.ndarray)}
         return super()._call(replace(block, columns={**block.columns, **arrays}), watch)
 
@@ -44,7 +44,7 @@ class Postprocess(Preprocess):
 
 @dataclass(frozen=True)
 class Finished:
-    """What became of the rows of a result: the columns of those that did not fail, and failures by place."""
+    """The rows of a result after the function: the columns of those that did not fail, and failures by place."""
 
     columns: Mapping[str, Column]
     failures: tuple[RowFailure, ...]
@@ -90,7 +90,7 @@ def _flat(column: pa.Array) -> Array:
 
 
 def _typed(column: Column, spec: TensorSpec) -> Column:
-    """A column as the file has it. Text is Arrow's, as it is in every result."""
+    """A column as it is written to the file. Text is an Arrow array, as in every result."""
     if not isinstance(column, np.ndarray):
         return column.cast(_retyped(column.type, spec.dtype)) if spec.dtype not in (STRING, OPAQUE) else column
     if column.dtype.kind in "OSU":
@@ -99,7 +99,7 @@ def _typed(column: Column, spec: TensorSpec) -> Column:
 
 
 def _retyped(kind: pa.DataType, dtype: str) -> pa.DataType:
-    """A type of lists with other values in them."""
+    """The same type of lists with values of another dtype."""
     if pa.types.is_large_list(kind):
         return pa.large_list(_retyped(kind.value_type, dtype))
     if pa.types.is_fixed_size_list(kind):

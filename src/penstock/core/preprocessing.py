@@ -24,7 +24,7 @@ from penstock.errors import UsageError, one_line
 from penstock.options.records import Nulls
 
 ONLY = "x0"
-"""The name of the column, where the function returns an array instead of a dict."""
+"""The name of the column where the function returns an array instead of a dict."""
 
 MOST_ROWS = 1024
 
@@ -55,7 +55,7 @@ class Preprocess:
         location: `module:function`, or the name of a function that travels by value.
         payload: That function, pickled.
         is_by_row: It takes one row, a dict of single values, instead of a block.
-        nulls: What it gets in the place of missing values; None where a row would fail: what to do is up to it.
+        nulls: What it gets in the place of missing values. By default it gets None, and decides itself what to do.
         takes: The columns of the source. Lists that had one length in all of the first rows are arrays of that shape.
         gives: Its own columns, learnt from the first rows; every later row must agree.
     """
@@ -104,17 +104,17 @@ class Preprocess:
         return {key: value for key, value in self.__dict__.items() if key != "function"}
 
     def learn(self, blocks: Sequence[Block], watch: Watch) -> Self:
-        """The same function, with the columns that it takes and gives for the first rows.
+        """The same function, with the columns that it takes and gives, learnt from the first rows.
 
-        Where it is known what it gives, it is not called.
+        It is not called where the columns that it gives are known already.
 
         Raises:
-            UsageError: It fails on every one of them, or cannot be imported.
+            UsageError: The function fails on every one of these rows, or cannot be imported.
         """
-        # Known for the column, not for the rows of a call: a row must not depend on which others it comes with.
+        # Decided for the column, not for the rows of one call: a row must not depend on the rows that come with it.
         takes = {name: _taken(spec, [block.columns[name] for block in blocks]) for name, spec in self.takes.items()}
         ready = replace(self, takes=takes)
-        # Imported once, here: an import that fails is one error, not a failure of every row.
+        # Imported here, once: an import that fails is then one error, not a failure of every row.
         vars(ready)["function"] = self.function
         if self.gives:
             return ready
@@ -130,7 +130,7 @@ class Preprocess:
                 is_open = any(spec.varies and spec.dtype == OPAQUE for spec in gives.values())
                 if not is_open and not any(map(_says_nothing, made.values())):
                     return replace(ready, gives=gives)
-                empty = empty or gives  # None, or a list without values, does not say what the others are
+                empty = empty or gives  # None, or a list without values, does not show the type of other rows
         if empty is not None:
             return replace(ready, gives=empty)
         raise UsageError(
@@ -183,7 +183,7 @@ class Preprocess:
         return Block(block.start, block.rows, made)
 
     def _typed(self, name: str, column: Column) -> Column:
-        """The column of a block. Where all its values are None, it gets the type of the other blocks."""
+        """The column of a block. If all its values are None, it gets the type that the column has in other blocks."""
         spec = self.gives.get(name)
         if spec is None or not _says_nothing(column) or spec.shape != () or spec.dtype == OPAQUE:
             return column
@@ -287,7 +287,7 @@ def _readable(blocks: Sequence[Block]) -> Iterator[tuple[Block, int]]:
 
 
 def _taken(spec: TensorSpec, first: Sequence[SourceColumn]) -> TensorSpec:
-    """What the function gets of a column: lists that have one length in all of the first rows are an array."""
+    """The column as the function gets it: lists that have one length in all of the first rows become an array."""
     lists = [column.drop_null() for column in first if isinstance(column, pa.Array)]
     shapes = {common_shape(column) for column in lists if len(column)}
     if not spec.varies or len(shapes) != 1 or None in shapes:
@@ -314,7 +314,7 @@ def _for_the_user(column: SourceColumn, takes: TensorSpec) -> Array:
 
 
 def _even(column: pa.Array, spec: TensorSpec) -> Array:
-    """Lists of one length as one array. A row that has another length is one by itself."""
+    """Lists of one length as one array. A row of another length becomes an array alone."""
     shape = common_shape(column)
     if shape is None and len(column) > 1:
         raise Uneven
@@ -331,7 +331,7 @@ def _decoded(column: Deferred, takes: TensorSpec) -> Array:
     """Decoded rows: of one shape, or each in its own. Raises for the first that does not decode."""
     rows: list[Array] = []
     for position, size in enumerate(np.maximum(column.sizes(), 1).tolist()):
-        # Sizes are those of the first dimensions; what is open behind them is the number of channels.
+        # Sizes are those of the first dimensions; an open dimension after them is the number of channels.
         natural = (*size, *([3] * len(takes.shape or ())))
         shape = tuple(
             own if length is None else length for length, own in zip(takes.shape or (), natural, strict=False)
@@ -365,7 +365,7 @@ def _as_column(value: Any) -> Column:
         if all(isinstance(row, list) for row in value):
             return _lists(value)  # lists may have another length in the next row; arrays have one shape
         if all(isinstance(row, (str, bytes)) for row in value):
-            return objects(value)  # numpy would make all as long as the longest, and lose zeros at their ends
+            return objects(value)  # numpy would make all as long as the longest, and drop zero bytes at their ends
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths

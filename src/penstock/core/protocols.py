@@ -1,7 +1,7 @@
 """The five seams of penstock: sources, runtimes, replicas, sinks and engines.
 
 A protocol declares everything that its users call. What only some implementations can do is a small protocol of its
-own, asked for with `isinstance`.
+own, which callers check with `isinstance`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Observe = Callable[[int, Device, Timings], None]
 
 
 def show_nothing(line: str) -> None:
-    """A `ShowLine` for what runs unseen."""
+    """A `ShowLine` that shows nothing."""
 
 
 class Runtime(Protocol):
@@ -72,7 +72,7 @@ class Replica(Protocol):
 
 
 class StepNotKept(DeviceError):
-    """A replica failed as its framework cannot keep a compiled step. Another process, which keeps none, can run it."""
+    """A replica failed because its framework cannot keep a compiled step. A new process that keeps none can run it."""
 
 
 @runtime_checkable
@@ -89,13 +89,13 @@ class Exact(Protocol):
     """A replica that can compute its step in float64, too: slowly, and nearer to the truth."""
 
     def predict_exactly(self, batch: Columns) -> Columns:
-        """As `predict`, in float64. Raises whatever comes of an operation that has no float64."""
+        """As `predict`, in float64. Where an operation has no float64, raises the error of the framework."""
         ...
 
 
 @runtime_checkable
 class TakesAnySize(Protocol):
-    """A replica that is compiled for one shape of batches, but can run without that."""
+    """A replica that compiles for one shape of batches, but can run without compiling."""
 
     def take_any_size(self) -> None:
         """From now on, rows come in many sizes: compile nothing for any of them."""
@@ -104,10 +104,10 @@ class TakesAnySize(Protocol):
 
 @runtime_checkable
 class Looping(Protocol):
-    """A replica that knows whether its model runs a part again and again, as long as values ask for it."""
+    """A replica that can say whether its model has a loop whose length depends on the values."""
 
     def has_loops(self, batch: Columns) -> bool:
-        """Whether it does so with batches of this shape."""
+        """Whether it has such a loop with batches of this shape."""
         ...
 
 
@@ -116,7 +116,7 @@ class Gauged(Protocol):
     """A replica that reports the memory of its device, which the memory of the process does not include."""
 
     def peak_bytes(self) -> int | None:
-        """The most that this process has held on the device so far; None where that is all of its memory."""
+        """The most memory of the device that this process has held so far; None where it has none of its own."""
         ...
 
     def predicted_bytes(self, batch: Columns) -> int | None:
@@ -144,10 +144,10 @@ class Registering(Protocol):
 
 @runtime_checkable
 class TakingOver(Protocol):
-    """A replica that may take over what lies on its device already: see `decoding.OnDevice`."""
+    """A replica that may use rows that lie on its device already: see `decoding.OnDevice`."""
 
     def takes_over(self) -> bool:
-        """Whether it does; otherwise it gets arrays on the host alone."""
+        """Whether it does; otherwise it gets only arrays on the host."""
         ...
 
 
@@ -156,7 +156,7 @@ class Noting(Protocol):
     """A replica that notes the steps of its start."""
 
     def take_marks(self) -> tuple[Mark, ...]:
-        """What was noted since the last call."""
+        """The marks since the last call."""
         ...
 
 
@@ -165,7 +165,7 @@ class Stateful(Protocol):
     """A replica that finds out what a call changes in its model, and can undo it."""
 
     def look(self, batch: Columns) -> State:
-        """What calls with batches of this shape change. Nothing is changed by looking."""
+        """What calls with batches of this shape change. To look changes nothing."""
         ...
 
     def hold(self, seed: int | None) -> None:
@@ -247,7 +247,7 @@ class Engine(Protocol):
     def prepare(self, job: Job, placement: Placement, sample: Span, asked: Asked = NOTHING_ASKED) -> Prepared:
         """Take the job; compile and time the step on the rows of `sample`; find out what is asked.
 
-        Until it runs, another job may be taken instead.
+        Until `run` is called, it may take another job instead.
         """
         ...
 

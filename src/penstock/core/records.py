@@ -21,7 +21,7 @@ KEPT = "kept:"
 """Before the name of a kept column in a Result."""
 
 ANY_SIGNATURE = "*"
-"""Of a model that is only looked at: the signature that would be run, or else the first."""
+"""For a model that is only inspected: the signature that would be run, or else the first."""
 STRING = "string"
 """The dtype name of text and bytes; all others are numpy's names."""
 
@@ -43,7 +43,7 @@ class TensorSpec:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row; a dimension of unknown length counts as 1, what is not a number as 16 bytes."""
+        """The bytes of one row; a dimension of unknown length counts as 1, a value that is not a number as 16 bytes."""
         try:
             size = np.dtype(self.dtype).itemsize
         except TypeError:
@@ -135,7 +135,7 @@ class Scaling:
 
     @property
     def channels(self) -> int | None:
-        """How many channels it wants; None where it does not matter."""
+        """How many channels it needs; None where any number will do."""
         most = max(len(self.scale), len(self.offset), 3 if self.is_reversed else 1)
         return most if most > 1 else None
 
@@ -172,7 +172,7 @@ class ModelFile:
         custom_objects: Modules that register the model's own classes when they are imported.
         inputs: The inputs that were named on the command line; a frozen graph is cut there.
         constants: Values for inputs that are not rows: one for the whole job.
-        scaling: What is done to its inputs inside the compiled step.
+        scaling: How its inputs are scaled inside the compiled step.
         answers: What is kept of its outputs; computed inside the compiled step.
         precision: What it computes in: `model` as it was made, or `bfloat16`, `float16`, `int8` where that was asked.
     """
@@ -206,8 +206,8 @@ class Fragment:
 class Extent:
     """Bytes of an input file that a span is made from. `file` is as it was when the input was listed.
 
-    `nbytes` is None for a whole file that is a row of its own. Spans may share an extent, where what they are made from
-    can only be read from its beginning.
+    `nbytes` is None for a whole file that is a row of its own. Spans share an extent where a file can only be read from
+    its beginning.
     """
 
     file: Fragment
@@ -219,8 +219,8 @@ class Extent:
 class Span:
     """A fixed range of rows: the unit of order, retry and resume.
 
-    `locator` is the source's own note of where the rows lie; it is plain JSON. `group` names what must be read in
-    sequence (a large row group cut into spans): the scheduler keeps such spans on one replica.
+    `locator` is the source's own note of where the rows lie; it is plain JSON. Spans that must be read in sequence (a
+    large row group that was cut) have the same `group`: the scheduler keeps them on one replica where it can.
     """
 
     index: int
@@ -236,7 +236,7 @@ class Span:
         return self.start + self.rows
 
     def number(self, row: int) -> int:
-        """The number in the whole input of what the job counts as `row`."""
+        """The number in the whole input of the row that the job counts as `row`."""
         place = row - self.start
         for first, rows in self.numbers or ((self.start, self.rows),):
             if place < rows:
@@ -257,11 +257,11 @@ class RowFailure:
 
 
 class Watch:
-    """Called before work on a row, or on rows for the user's function, begins. This class ignores the calls.
+    """Is called before work on a row, or on rows for the user's function, begins. This class ignores the calls.
 
-    `is_careful` asks for single rows instead of blocks: a process died in this span before. `poisoned` are rows
-    that killed or hung a loader: they are left out. `about_rows` are the exceptions that the user's function may raise
-    about a row: also `SystemExit`; in a worker process, where no terminal interrupts, anything.
+    `is_careful` asks for single rows instead of blocks, because a process died in this span before. `poisoned` are rows
+    that killed or hung a loader: they are left out. `about_rows` are the exceptions of the user's function that fail a
+    row instead of the run: also `SystemExit` and, in a worker process, which no terminal interrupts, every exception.
     """
 
     about_rows: tuple[type[BaseException], ...] = (Exception, SystemExit)
@@ -273,7 +273,7 @@ class Watch:
         """Work on these rows begins."""
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """No row is under way."""
 
 
 UNWATCHED = Watch()
@@ -283,8 +283,8 @@ UNWATCHED = Watch()
 class Block:
     """Decoded rows of a span, or of a piece of it. A row that failed keeps its place with a null or zero value.
 
-    `explain_null` returns what the file has where a column has a null, by column and place. It is called only for rows
-    that fail because of it.
+    `explain_null` returns what the file holds where a column has a null, by column and place. It is called only for
+    rows that fail because of that null.
     """
 
     start: int
@@ -299,8 +299,9 @@ class Result:
     """The predictions of a whole span: outputs and kept columns without the failed rows, in order.
 
     `columns` holds the outputs first, then the kept columns, whose keys begin with KEPT: an output may have the same
-    name until both have the names that are written. `reduced_to` is the smallest batch that it took, where those of the
-    recipe did not fit into the memory. `digest` is of the bytes that it was made from, put in before it is written.
+    name until both have the names that are written. `reduced_to` is the size of the smallest batch that was run, where
+    batches of the recipe's size did not fit into the memory. `digest` is the digest of the bytes of the input that it
+    was made from; it is set before the result is written.
     """
 
     span: Span
@@ -369,8 +370,8 @@ class Recipe:
     state: str = "none"
     """What a call changes in the model: `none`, `seeds` or `variables`; see `core.state`."""
     engine_share: float = 0.0
-    """Of the JPEGs that the engine of a GPU takes, it decodes this share; loaders decode the others. 0 where no bit
-    depends on that."""
+    """The share that the GPU's engine decodes of the JPEGs that it can decode; loaders decode the others. 0 where no
+    bit depends on it."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -402,8 +403,9 @@ class Device:
 class Shortage:
     """A device ran out of memory at a batch of `rows`, and what is done about it.
 
-    The run goes on with batches of `reduced_to` rows; where that is as many as before, with only `at_once` of them in
-    flight, or as before, because there is memory again; where it is none, the one row has failed.
+    The run goes on with batches of `reduced_to` rows. If that is the size from before, it goes on with only `at_once`
+    batches in flight or, where that is None, unchanged, because there is memory again. If `reduced_to` is 0, a single
+    row did not fit and has failed.
     """
 
     device: str
@@ -426,8 +428,8 @@ class Shortage:
 class Placement:
     """What decides only the speed.
 
-    `loaders` are threads of each replica that read, or, with `has_loader_processes`, processes of their own for all
-    replicas: then there are as many at the start, and up to `most_loaders` where replicas wait for data.
+    `loaders` is the number of reading threads of each replica or, with `has_loader_processes`, the number of loader
+    processes for all replicas at the start: it grows up to `most_loaders` while replicas wait for data.
     """
 
     devices: tuple[Device, ...]
@@ -442,7 +444,7 @@ class Placement:
 
     @property
     def replicas_per_device(self) -> int:
-        """The cores of a machine are one device."""
+        """The number of replicas on the first device; all cores of a machine are one device."""
         first = self.devices[0]
         return sum(each.kind == "cpu" or each.uuid == first.uuid for each in self.devices)
 

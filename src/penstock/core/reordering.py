@@ -14,13 +14,13 @@ from penstock.errors import ModelError
 Answered = tuple[range | Array, Mapping[str, Column], Mapping[str, Column]]
 """Where the rows of a batch lie in their span, what the model gave for them, and their kept columns."""
 AS_LISTS = ""
-"""What an output follows whose rows are as long as the model makes them: no input has this name."""
+"""What an output follows if the model alone decides the length of its rows: no input has this name."""
 
 
 def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFailure]) -> Result:
-    """The result of a whole span. A batch of which every row failed may be missing.
+    """The result of a whole span. `batches` may lack a batch in which every row failed.
 
-    `failures` are numbered as the job counts rows; the result has them as the whole input does.
+    `failures` have the job's numbers of rows; those of the result have the numbers of the whole input.
     """
     columns: dict[str, Column] = {}
     if batches:
@@ -44,9 +44,9 @@ def to_result(span: Span, batches: Sequence[Answered], failures: Sequence[RowFai
 
 
 def answers(follows: Mapping[str, str], name: str, output: Array, batch: Batch) -> Column:
-    """The rows of an output. Where it grows with an input, its rows are cut to what their own length gives.
+    """The rows of an output. Where its length follows an input, each row is cut to the length that its own input gives.
 
-    That may be more or less than the row's own length: one step more for a token in front, or fewer by a kernel.
+    That may differ from the length of the input row: one more for a token in front, or fewer because of a kernel.
     """
     if not isinstance(output, np.ndarray):
         return output  # lists already
@@ -93,7 +93,7 @@ def check_one_shape(name: str, rows: Rows, before: Rows) -> None:
 def _as_lists(output: Array, lengths: Array) -> Column:
     """An output with one answer for each value of a padded row, without the padding.
 
-    What stands in the place of rows that have no answer, because none of their batch has, may be shorter than they are.
+    Where no row of a batch has an answer, the values in their place may be shorter than the rows.
     """
     lengths = np.clip(lengths, 0, output.shape[1])
     rows = [row[:length] for row, length in zip(output, lengths.tolist(), strict=True)]

@@ -27,9 +27,9 @@ def retrying(
     """What `call` returns; after an error that may pass it is tried again, up to `tries` times in all.
 
     Args:
-        call: What to do. It must be safe to do twice: the first may have been done although its answer was lost.
+        call: What to do. It must be safe to do twice: the first call may have succeeded although its answer was lost.
         is_transient: Whether an error may pass by itself (a timeout, a broken connection, a 503).
-        sleep: How to wait for so many seconds: `time.sleep`, or the `wait` of an event that ends the waiting.
+        sleep: Waits for so many seconds: `time.sleep`, or the `wait` of an event that can end the wait.
         tries: How often to call, at least once.
 
     Raises:
@@ -72,7 +72,7 @@ _PASSING_TYPES = {
 def may_pass(error: BaseException) -> bool:
     """Whether an error of a remote store may pass by itself: a timeout, a broken connection, 429, 5xx.
 
-    The stores' own types are looked up among the modules that are loaded: what is not loaded cannot have raised.
+    The stores' own types are looked up among the modules that are loaded: no other module can have raised the error.
     """
     if isinstance(error, (TimeoutError, ConnectionError, *_types_that_pass())):
         return True

@@ -23,7 +23,8 @@ def scaled_inputs(scaling: Scaling, signature: Signature) -> tuple[str, ...]:
     """The inputs that are scaled: those that look like images, or else the only input of floats.
 
     Raises:
-        UsageError: There is none, several that are no images, or one with another number of channels.
+        UsageError: There is no such input, there are several that are not images, or one has another number of
+            channels.
     """
     floats = [spec for spec in signature.inputs if "float" in spec.dtype]
     images = [spec for spec in floats if spec.shape is not None and len(spec.shape) == 3]

@@ -35,7 +35,7 @@ SpanT = TypeVar("SpanT", bound=Schedulable)
 
 
 class NotYet(enum.Enum):
-    """What an iterator of spans gives that has none now and is not at its end."""
+    """The value that an iterator of spans gives when it has none now but is not at its end."""
 
     NOT_YET = enum.auto()
 
@@ -64,12 +64,12 @@ class Scheduler(Generic[SpanT]):
 
     Args:
         spans: The spans to be predicted, in order. They are pulled when there is room for them: a source that streams
-            makes them as it goes. An error among them ends them; `check` raises it. Where `NOT_YET` comes, it is
-            asked again at the next event; `more` is the event that there are some.
+            makes them as it goes. An error of the iterator ends them; `check` raises it. After `NOT_YET`, the iterator
+            is asked again at the next event; call `more` when it has spans again.
         depth: How many spans a replica holds at once, so that it reads ahead of its model.
         window: How far beyond the oldest unfinished span work may be handed out.
-        ahead: How many spans to pull before a replica wants them; None for the whole window, so that replicas find
-            spans of other groups. One where every span costs.
+        ahead: How many spans to pull before a replica has room for them; None for the whole window, so that replicas
+            find spans of other groups. Give 1 where every pulled span costs.
     """
 
     def __init__(self, spans: Iterable[SpanT | NotYet], depth: int, window: int, ahead: int | None = None) -> None:
@@ -89,13 +89,13 @@ class Scheduler(Generic[SpanT]):
         self._head = 0
         self._replicas: dict[int, _Held] = {}
         self._hungry: list[tuple[int, int]] = []
-        """A heap of how many spans a replica holds, and its name. Entries of replicas that hold another number by now,
-        or are gone, stay until they come up (`_hungriest`)."""
+        """A heap of the number of spans that a replica holds, with the replica's number. Outdated entries stay until
+        they reach the top (`_hungriest`)."""
         self._num_held = 0
         self._readers: Counter[int] = Counter()
-        """How many replicas were given this position last."""
+        """For how many replicas this position is the last one that they were given."""
         self._claims: Counter[str] = Counter()
-        """How many replicas are in the middle of this group: the position after their last one is pending."""
+        """How many replicas are in the middle of this group: it goes on at the pending position after their last."""
         self._stopped = False
 
     @property
@@ -109,18 +109,18 @@ class Scheduler(Generic[SpanT]):
         return self._num_held > 0
 
     def check(self) -> None:
-        """Raise the error that ended the spans. Called when everything before it is done."""
+        """Raise the error that ended the spans. Call it when everything before the error is done."""
         if self._error is not None:
             raise self._error
 
     def join(self, replica: int) -> list[Assignment[SpanT]]:
-        """A replica is ready for work. Once for each."""
+        """A replica is ready for work. Call it once for each replica."""
         self._replicas[replica] = _Held()
         self._note_room(replica)
         return self._assign()
 
     def more(self) -> list[Assignment[SpanT]]:
-        """There are spans again, or the end is known, where `NOT_YET` came before."""
+        """After `NOT_YET`, the iterator has spans again, or its end is known."""
         return self._assign()
 
     def finish(self, replica: int, span_index: int) -> list[Assignment[SpanT]]:
@@ -131,7 +131,7 @@ class Scheduler(Generic[SpanT]):
         return self._assign()
 
     def drop(self, span_indices: Iterable[int]) -> list[int]:
-        """Forget spans that nobody wants any more; returns those that replicas hold, which are still to be finished."""
+        """Forget spans that are no longer needed; returns those that replicas hold, which still have to be finished."""
         held = []
         for index in span_indices:
             position = self._position.get(index)
@@ -149,9 +149,9 @@ class Scheduler(Generic[SpanT]):
         return held
 
     def hand_over(self, holder: int, span_index: int, replica: int) -> None:
-        """A span that one replica holds is another's from now on: both work on it, and the first is about to be lost.
+        """Count a span of one replica for another: both work on it, and the first is about to be lost.
 
-        The other may hold more than its depth by that.
+        The other replica may then hold more than its depth.
         """
         position = self._position[span_index]
         self._let_go(holder, position)
@@ -196,7 +196,7 @@ class Scheduler(Generic[SpanT]):
         self._finished.add(position)
         while self._head in self._finished:
             self._finished.discard(self._head)
-            # The group of the span before is still asked for; nothing else of what is done is.
+            # The span before the head is kept for its group; finished spans before that are not needed.
             self._spans.pop(self._head - 1, None)
             self._head += 1
 
@@ -271,7 +271,7 @@ class Scheduler(Generic[SpanT]):
                     self._claim(position + 1, change)
 
     def _claim(self, position: int, change: int) -> None:
-        """So many replicas more are in the middle of the group at a pending position."""
+        """Add `change` to the number of replicas that are in the middle of the group at a pending position."""
         group = self._spans[position].group
         if change and group is not None and self._follows(position):
             self._claims[group] += change
@@ -284,6 +284,6 @@ class Scheduler(Generic[SpanT]):
 
     def _follows(self, position: int) -> bool:
         """Whether a span goes on with the group of the one before."""
-        before = self._spans.get(position - 1)  # gone where it is long finished
+        before = self._spans.get(position - 1)  # None where it was finished long ago
         group = self._spans[position].group
         return before is not None and group is not None and before.group == group

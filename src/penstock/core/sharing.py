@@ -22,7 +22,7 @@ def even_pieces(rows: int, most: int, devices: int) -> int:
 
 @dataclass(frozen=True)
 class Share:
-    """The share of one process. A batch that the devices of all processes do not divide is read by each of them, whole.
+    """The share of one process. Every process reads the whole of a batch that cannot be divided among all devices.
 
     Args:
         rank: The number of the process.
@@ -37,7 +37,7 @@ class Share:
     batch_size: int
 
     def bounds(self, rows: int) -> tuple[int, int]:
-        """Where the rows of this process begin and end in a batch of so many.
+        """Where the rows of this process begin and end in a batch of `rows` rows.
 
         >>> Share(1, 2, 2, 8).bounds(8), Share(1, 2, 2, 8).bounds(3)
         ((4, 8), (0, 3))
@@ -48,19 +48,19 @@ class Share:
         return self.rank * each, (self.rank + 1) * each
 
     def count(self, rows: int) -> int:
-        """How many rows this process reads of the first `rows` of an epoch: whole batches, and maybe a last one."""
+        """How many of the first `rows` rows of an epoch this process reads: whole batches, and maybe a short one."""
         begin, end = self.bounds(rows % self.batch_size)
         return rows // self.batch_size * (self.batch_size // self.size) + end - begin
 
     def batches(self, rows: int, skip: int = 0) -> Iterator[tuple[int, int]]:
-        """The rows that this process reads of every batch, and those of the batch, behind the first `skip` rows."""
+        """For every batch after the first `skip` rows: how many rows this process reads, and how many the batch has."""
         for first in range(skip, rows, self.batch_size):
             total = min(self.batch_size, rows - first)
             begin, end = self.bounds(total)
             yield end - begin, total
 
     def ranks(self, rows: int, first: int, count: int) -> Array:
-        """The places in an epoch of `rows` rows of the rows that this process reads, from its `first` on.
+        """The places, in an epoch of `rows` rows, of `count` rows that this process reads, from its row `first` on.
 
         >>> Share(1, 2, 2, 4).ranks(11, 2, 5).tolist()
         [6, 7, 8, 9, 10]

@@ -13,18 +13,18 @@ from penstock.core.records import Array
 
 _ROUNDS = 6
 _KEPT_NUMBERS = 1 << 18
-"""A permutation of up to so many numbers is kept, once it was computed: 2 MB at most."""
+"""A permutation of up to so many numbers is kept after it was computed: at most 2 MB."""
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(31)
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """A permutation of the numbers below `size` that only `key` decides. Its memory does not depend on `size`.
+    """A permutation of the numbers below `size`, which depends only on `key`. Its memory does not grow with `size`.
 
-    A number is taken apart into two digits, to each of which a function of the other one is added in turn (a Feistel
-    network): a permutation of a few more numbers than `size`. A number that falls outside `size` is sent through it
-    again until it falls inside, which keeps it a permutation.
+    A number is split into two digits, and in turn a function of one digit is added to the other (a Feistel network).
+    This permutes slightly more numbers than `size`. A result that is not below `size` goes through the network again
+    until it is, so that the whole stays a permutation.
     """
 
     size: int
@@ -78,12 +78,12 @@ class Permutation:
 
 @lru_cache(maxsize=4)
 def permutation(size: int, *key: int) -> Permutation:
-    """The permutation of a key; the last ones are kept."""
+    """The permutation of a key; the last four are kept."""
     return Permutation(size, key)
 
 
 def _added(digits: Array, others: Array, base: np.uint64, *, is_inverse: bool) -> Array:
-    """Digits with others, which are made of 32 bits, added to them or taken away again."""
+    """Digits to which others, scaled from numbers of 32 bits, are added or, with `is_inverse`, subtracted."""
     others = (others * base) >> np.uint64(32)
     made: Array = digits + (base - others if is_inverse else others)
     made -= (made >= base) * base
@@ -192,7 +192,7 @@ class ListedRows:
 
 
 _SPLIT = 0x5E7
-"""Tells the key of a split from that of an epoch."""
+"""Makes the key of a split different from that of an epoch."""
 
 
 def split_rows(total: int, share: float, seed: int) -> tuple[RowSet, RowSet]:
@@ -206,7 +206,7 @@ def split_rows(total: int, share: float, seed: int) -> tuple[RowSet, RowSet]:
 
 
 def split_by_class(classes: Array, share: float, seed: int) -> tuple[RowSet, RowSet]:
-    """The same, in which every class has its share on both sides, and a class of two rows or more is on both."""
+    """As `split_rows`, but every class has its share on both sides; a class of two rows or more is on both."""
     order = np.lexsort((Permutation(len(classes), (seed, _SPLIT)).inverse(np.arange(len(classes))), classes))
     _, starts, counts = np.unique(classes[order], return_index=True, return_counts=True)
     is_held_out = np.zeros(len(classes), bool)

@@ -23,11 +23,11 @@ class SourceTraits:
     is_frame: bool = False
     """The columns are those of one table, which together may feed one input."""
     may_have_targets: bool = False
-    """Columns without names may include, after those that the model takes, what it was trained to answer."""
+    """Columns without names may be followed by the targets that the model was trained on."""
     reads_at_random: bool = False
     """Rows in any order are read as fast as in the order of the input: `pick` makes spans of them."""
     packages: tuple[str, ...] = ()
-    """Packages that decode its values, of which another version may give others; some may not be installed."""
+    """Packages that decode its values: another version may give other values. Some may not be installed."""
 
 
 class Source(Protocol):
@@ -67,7 +67,7 @@ class Source(Protocol):
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterable[Span]:
         """All rows in order, cut into spans. Deterministic.
 
-        A span may be larger where the format wants it (a row group), up to `most_rows`.
+        A span may be larger where the format needs that (a row group), up to `most_rows`.
         """
         ...
 
@@ -99,18 +99,18 @@ class Source(Protocol):
         return []
 
     def extents(self, span: Span, columns: Sequence[str]) -> Iterable[Extent]:
-        """The bytes of files behind these columns of a span, in a fixed order; nothing where that is not known."""
+        """The bytes of files that these columns of a span are made from, in a fixed order; empty where unknown."""
         return ()
 
     def watched_by(self, watch: Watch) -> Source:
-        """The source, reporting each row to `watch` before it runs code of the user on it.
+        """The source, which calls `watch` for each row before it runs the user's code on it.
 
-        It leaves out the rows that `watch` calls poisoned. A source that runs no such code reports nothing.
+        It leaves out the rows that are `poisoned` in `watch`. A source that runs no such code does not call it.
         """
         return self
 
     def release(self, span: Span) -> None:
-        """Free what is held in memory for a span whose result is there."""
+        """Free what is held in memory for a span whose result exists."""
         return
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Source(Protocol):
 
 
 def with_changes(source: S, /, **attributes: Any) -> S:
-    """A copy of a source in which these attributes differ. What was learnt from the files is shared."""
+    """A copy of a source with other values of these attributes. It shares what was learnt from the files."""
     made = object.__new__(type(source))
     made.__dict__.update(source.__dict__ | attributes)
     return made

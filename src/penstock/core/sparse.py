@@ -12,7 +12,7 @@ from penstock.core.records import Array, TensorSpec
 
 @dataclass(frozen=True)
 class SparseColumn:
-    """Values by their places. `rows` grows; `places` are those inside a row, one column for each dimension of it."""
+    """Values and their places. `rows` is sorted; `places` are those inside a row, one column for each dimension."""
 
     rows: Array
     places: Array
@@ -30,7 +30,7 @@ class SparseColumn:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Array:
-        """Rows as a dense array. Values with one place are added up, as scipy and JAX do."""
+        """Rows as a dense array. Several values at one place are added, as scipy and JAX do."""
         start, stop, _ = rows.indices(len(self))
         first, last = np.searchsorted(self.rows, [start, stop])
         dense = np.zeros((max(0, stop - start), *self.shape[1:]), self.values.dtype)
@@ -60,7 +60,7 @@ def to_sparse(value: Any) -> SparseColumn | None:
             dense = np.asarray(value.todense())
             return SparseColumn.of(np.argwhere(dense), dense[dense != 0], dense.shape)
         indices, values = _numpy(value.indices), _numpy(value.data)
-        # JAX pads: places beyond the end stand for nothing.
+        # JAX pads with places beyond the end, which have no value.
         is_real = (indices < np.asarray(value.shape)).all(axis=1)
         return SparseColumn.of(indices[is_real], values[is_real], value.shape)
     return None

@@ -1,8 +1,8 @@
 """State of a model: what a call changes in it, and what follows from that for a job.
 
-A model that changes variables answers a batch by what it was given before: its batches run in order, on one replica,
-one at a time. A model that only draws random numbers may run anywhere, as long as every batch is drawn by a seed of
-its own, which depends on the job's seed and on the batch's first row and on nothing else.
+The answers of a model that changes variables depend on earlier batches: its batches run in order, on one replica, one
+at a time. A model that only draws random numbers may run anywhere, if every batch has a seed of its own that depends
+only on the job's seed and on the batch's first row.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,16 @@ import numpy as np
 from penstock.core.deferred import Array
 
 NONE, SEEDS, VARIABLES = "none", "seeds", "variables"
-"""Nothing is changed; only the seeds of random numbers are; anything else is."""
+"""What a call changes: nothing, only the seeds of random numbers, or anything else."""
 BATCH_SIZE = 32
-"""Of a model that changes when it is called, where no other size is asked for: its answers depend on it, and this is
-the one of `model.predict`."""
+"""The default for a model that a call changes. Its answers depend on the batch size; `model.predict` has this one."""
 
 
 @dataclass(frozen=True)
 class State:
     """What a call changes: its kind, and what it is called in the model.
 
-    `is_repeatable` is not set where random numbers are drawn by operations that keep their own generators: nothing can
-    put those back.
+    `is_repeatable` is False where operations with generators of their own draw random numbers: nothing can reset those.
     """
 
     kind: str = NONE
@@ -42,12 +40,12 @@ STATELESS = State()
 def derived_seed(seed: int, position: int, row: int, shape: tuple[int, ...], dtype: Any) -> Array:
     """The value of a model's generator number `position` for the batch that begins with `row`.
 
-    Whatever replica runs the batch, in whatever run, it draws the same numbers.
+    Every replica in every run draws the same numbers for this batch.
     """
     kind = np.dtype(dtype)
     words = np.random.SeedSequence([seed % (1 << 64), position, row]).generate_state(
         int(np.prod(shape, dtype=np.int64)), np.uint64
     )
-    # The sign stays free: not every framework takes negative seeds.
+    # The sign bit stays 0: not every framework takes negative seeds.
     most = np.iinfo(kind).max if kind.kind in "iu" else (1 << 24) - 1
     return (words & np.uint64(most)).astype(kind).reshape(shape)

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 
 _TIMES_THE_SLOWEST = 20
 _SHORT_S = 1.0
-"""Shorter stills are not measured: signs are looked at a few times a second."""
+"""Shorter times without progress are not measured: signs are looked at a few times a second."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long workers may take: for one row, or one call of the user's function; without a sign of progress between
-    batches (at least); and to start, to load the model and to compile it.
+    """How long workers may take before they count as hung.
 
-    `read_s`: for the next batch of a replica that reads by itself. A remote file is tried five times before it fails.
+    `row_s` is for one row, or one call of the user's function. `hang_s` is the least time without a sign of progress
+    between batches. `start_s` is for starting, loading the model and compiling it. `read_s` is for the next batch of a
+    replica that reads by itself: a remote file is tried five times before it fails.
     """
 
     row_s: float = 120.0
@@ -31,12 +32,12 @@ DEFAULT_TIMEOUTS = Timeouts()
 class Stillness:
     """How long each worker has been still.
 
-    A worker is looked at while it has something to do. Time in which nobody looked does not count: a coordinator that
-    was stopped, or that waits for a slow disk, finds its workers waiting for it.
+    A worker is looked at while it has something to do. Time between two looks counts as at most one second: after the
+    coordinator was stopped, or waited for a slow disk, its workers may be waiting for it.
 
     Args:
-        least_s: So long a worker may be still at least.
-        times: And so many times as long as the longest that a worker was still before it went on.
+        least_s: How long a worker may always be still.
+        times: A worker may also be still so many times as long as any worker was before it went on.
     """
 
     def __init__(self, least_s: float, times: int = _TIMES_THE_SLOWEST) -> None:
@@ -56,7 +57,7 @@ class Stillness:
 
         Args:
             now: The time.
-            signs: Of every worker that has something to do, what changes when it makes progress.
+            signs: For every worker that has something to do, a value that changes when it makes progress.
         """
         passed = 0.0 if self._looked_at is None else min(now - self._looked_at, _SHORT_S)
         self._looked_at = now

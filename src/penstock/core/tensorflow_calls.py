@@ -15,7 +15,7 @@ _NAMESPACE = re.compile(
     r"(?:math|nn|image|linalg|strings|signal|ragged|sparse|random|sets|bitwise|quantization|dtypes|audio|__operators__"
     r"|math\.special|(?:linalg|nn|random)\.experimental|keras\.(?:activations|losses|metrics))\.[a-z][a-z0-9_]*"
 )
-"""Where every function in small letters only computes. Names that begin with a capital are classes."""
+"""Namespaces in which every function with a lower-case name only computes. Names with a capital are classes."""
 _NOT_OF_THEM = _names(
     # reads a file of words; the others change what follows in the process
     """fixed_unigram_candidate_sampler set_seed set_random_seed set_global_generator deserialize serialize get
@@ -100,7 +100,7 @@ def only_computes(symbol: str) -> bool:
 
 
 def makes_a_tensor(symbol: str, method: str) -> bool:
-    """Whether a method of a class only makes a tensor: those of ragged ones."""
+    """Whether a method of a class only makes a tensor, as those of `RaggedTensor` do."""
     return path_of(symbol) == "RaggedTensor" and _MAKES_RAGGED.fullmatch(method) is not None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 START = "start"
-"""From the command to the first spans; what replicas do meanwhile is noted step by step."""
+"""From the command to the first spans; each step of the replicas in that time has its own mark."""
 PROCESS = "start the process"
 IMPORT = "import the framework"
 GPU_CONTEXT = "make the GPU's context"
@@ -29,14 +29,14 @@ SEARCH = "search for a plan"
 SPAN = "span"
 """All that a loader did for a span; the marks of its batches lie inside."""
 LOAD = "load"
-"""A batch was made: read, decoded, preprocessed, cut. What of it was reading lies inside."""
+"""A batch was made: read, decoded, preprocessed, cut. The marks of its reading lie inside."""
 READ = "read"
 WAIT_FOR_ROOM = "wait for room"
 WAIT_FOR_SLOT = "wait for a slot"
 WAIT_FOR_DATA = "wait for data"
 PREDICT = "predict"
 DECODE = "decode"
-"""The device decoded the rows of a batch, for a lane to come."""
+"""The device decoded the rows of a batch before a lane takes it."""
 HAND_OVER = "hand over"
 WAIT_FOR_WRITER = "wait for the writer"
 WRITE = "write"
@@ -84,10 +84,10 @@ class Level(NamedTuple):
 
 
 def moved(marks: Iterable[Mark | Level], seconds: float, first: int, node: str) -> list[Mark | Level]:
-    """What a node of a cluster noted, as in a trace of this machine.
+    """The marks of a node of a cluster, converted for a trace of this machine.
 
     Args:
-        marks: Of a node.
+        marks: The marks of the node.
         seconds: How much later this machine's clock is.
         first: The number of the node's first process among those of all nodes.
         node: Its name.
@@ -110,10 +110,10 @@ def moved(marks: Iterable[Mark | Level], seconds: float, first: int, node: str) 
 class Timings:
     """Seconds that threads spent on a span, or a run, by what they did; sums over threads.
 
-    Loaders `read`, or `wait_for_room`. Lanes `wait_for_data`, `compute`, and `hand_over` what came out, for which they
-    may have to `wait_for_slot`; threads before them may `decode` what loaders leave to the device. `copy` is the part
-    of `compute` in which rows went to the device and back, as far as the runtime can tell. `marks` say when it was,
-    where the job is traced; they are not added up.
+    Loaders `read`, or `wait_for_room`. Lanes `wait_for_data`, `compute`, and `hand_over` their results, for which they
+    may have to `wait_for_slot`; threads before the lanes may `decode` rows that loaders leave to the device. `copy` is
+    the part of `compute` in which rows went to the device and back, where the runtime measures it. `marks` say when
+    each activity was, where the job is traced; they are not added up.
     """
 
     read: float = 0.0

@@ -38,9 +38,9 @@ class Progress:
 
     Args:
         position: How far it has come.
-        epoch_logs: Loss and metrics of this epoch, where all its steps are made and only its end is missing: validation
-            and what callbacks do then.
-        last_logs: What the last whole epoch ended with.
+        epoch_logs: Loss and metrics of this epoch, if all its steps are done and only its end is missing: validation,
+            and the callbacks at that end.
+        last_logs: Loss and metrics at the end of the last whole epoch.
         skipped: How many steps in a row were undone.
     """
 
@@ -62,12 +62,13 @@ class Checkpoint:
 
     Args:
         progress: How far training has come.
-        state: Of the trainer: weights, optimizer, metrics, seed generators.
-        callbacks: Of the callbacks: values of JSON, arrays and numbers of numpy, lists, tuples and dicts of them.
-        failures: Rows to learn from that were found bad.
-        records: Of the loop's recorder, as JSON: the history so far.
-        facts: What else the job wants to find again, as JSON: seed, vocabulary of labels …
-        validation_failures: Rows to measure with that were found bad.
+        state: The trainer's: weights, optimizer, metrics, seed generators.
+        callbacks: The callbacks' state: values of JSON, arrays and numbers of numpy, and lists, tuples and dicts of
+            these.
+        failures: Bad rows that were found among those to train on.
+        records: The history so far, from the loop's recorder, as JSON.
+        facts: What else the job needs when it is resumed, as JSON: seed, vocabulary of labels …
+        validation_failures: Bad rows that were found among those to validate with.
     """
 
     progress: Progress
@@ -100,7 +101,7 @@ class Exchange(Protocol):
     """Messages between the processes of a gang. All of them make the same calls, of each topic in the same order."""
 
     def gather(self, topic: str, message: str = "") -> list[str]:
-        """What all processes have to say, in their order; those with nothing to say are left out. Waits for all."""
+        """The messages of all processes, in their order, without empty ones. Waits for all processes."""
         ...
 
 
@@ -112,10 +113,10 @@ def keep() -> None:
 class TrainBatch:
     """One global batch: exactly `rows` rows, never padded. All of them are good.
 
-    Of a batch that is divided over the processes of a gang, arrays and numbers are those of one process.
-    `inputs` are by the names of the model's inputs, `targets` and `weights` by the names of its outputs; the only
-    column of a role has the name "" where the model's names are not known. A role without columns is empty.
-    The arrays may lie in shared memory: they are valid until `release` is called, which may happen in any thread, once.
+    Where a batch is divided among the processes of a gang, arrays and numbers are those of one process. The keys of
+    `inputs` are names of the model's inputs, those of `targets` and `weights` names of its outputs; where these names
+    are not known, the only column of a role has the name "". A role without columns is empty. The arrays may lie in
+    shared memory: they are valid until `release` is called, which may happen in any thread, once.
     """
 
     rows: int
@@ -186,7 +187,7 @@ class Trainer(Protocol):
         ...
 
     def undo(self) -> None:
-        """Make everything what it was before the last step, if the trainer was told to keep that."""
+        """Restore the state from before the last step, if the trainer was made to keep it."""
         ...
 
     def reset(self) -> None:
@@ -202,11 +203,11 @@ class Trainer(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Make everything what it was when `state` was taken, bit for bit."""
+        """Restore everything bit for bit to what it was when `state` was taken."""
         ...
 
     def finish(self) -> None:
-        """What the optimizer does after the last epoch."""
+        """Do what the optimizer requires after the last epoch."""
         ...
 
     def save(self, path: str) -> None:

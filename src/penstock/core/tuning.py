@@ -1,6 +1,6 @@
 """Search for the batch size: larger sizes are tried until they bring no more. Pure: points go in, sizes come out.
 
-sizes:  s, 2s, 4s … ─► stop when two steps together gained less than 3 %, or the memory would not do
+sizes:  s, 2s, 4s … ─► stop when two steps together gained less than 3 %, or the memory would not suffice
         s/2, s/4 … while the smallest is the fastest
 then:   once more between the best size and its better neighbour
 answer: the knee, the smallest size that is within 2 % of the best
@@ -19,21 +19,21 @@ KNEE = 0.02
 _STEPS_WITHOUT_GAIN = 2
 _FIRST_BATCH_S = 0.02
 _BATCH_COST_S = 0.0004
-"""Seconds of one core to carry a batch, besides the model (measured on photos and on tables: 0.4 to 0.6 ms)."""
+"""Seconds of one core to carry a batch to the model and back (measured on photos and on tables: 0.4 to 0.6 ms)."""
 TRIED_ROWS = 32
 _BATCH_S, _LONGEST_BATCH_S = 1.0, 4.0
 SEARCH_SHARE = 0.1
 SAVING_SHARE = 0.6
-"""Share of the time that a search is expected to save which it may take."""
+"""A search may take this share of the time that it is expected to save."""
 POLISH_SHARE = 0.1
-"""Share of the time that a job is going to take for climbing, once every promising runtime was looked at."""
+"""Climbing may take this share of a job's expected time, once every promising runtime was tried."""
 MOST_SEARCH_S = 120.0
 LEAST_SEARCH_S = 3.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one batch size gave. Without rows a second it did not run, and `problem` says why."""
+    """What one batch size gave. Where `rows_per_s` is 0, it did not run, and `problem` says why."""
 
     batch_size: int
     rows_per_s: float = 0.0
@@ -48,7 +48,7 @@ class Ladder:
     Args:
         start: The first size.
         most: The largest that makes sense: what the input has, or what the host can hold.
-        room_bytes: The memory that may be taken; None where nobody knows.
+        room_bytes: The memory that may be taken; None where that is unknown.
     """
 
     start: int
@@ -100,7 +100,7 @@ class Ladder:
         return self.room_bytes is None or memory_bytes <= self.room_bytes
 
     def _predicted(self, batch_size: int) -> float:
-        """The memory of a size that was not tried: what the last step took, carried on in a straight line."""
+        """The memory of a size that was not tried, extrapolated in a straight line from the last two sizes."""
         if len(self.points) < 2:
             return float(self.points[-1].memory_bytes)
         before, last = self.points[-2:]
@@ -109,7 +109,7 @@ class Ladder:
         return last.memory_bytes + slope * (batch_size - last.batch_size)
 
     def _smaller(self) -> int | None:
-        """Half of the smallest size, as long as that one is the fastest: it began too high."""
+        """Half of the smallest size, if that one is the fastest: the search began too high."""
         ran = [point for point in self.points if point.problem is None]
         smallest = min(ran, key=lambda point: point.batch_size, default=None)
         if smallest is None or self._is_refined or smallest.batch_size == 1:
@@ -118,7 +118,7 @@ class Ladder:
         return smallest.batch_size // 2 if is_fastest and len(ran) > 1 else None
 
     def _refinement(self) -> int | None:
-        """Half-way, as steps of the ladder go, between the knee and the better of its neighbours."""
+        """The size half-way between the knee and its faster neighbour."""
         knee = self.best
         if self._is_refined or knee is None:
             return None
@@ -132,7 +132,7 @@ class Ladder:
 
 
 def with_its_way(rows_per_s: float, batch_size: int, cores: int) -> float:
-    """The speed of a model on a CPU whose cores also carry its batches and its answers.
+    """The speed of a model on a CPU whose cores also carry its batches and answers.
 
     >>> round(with_its_way(300.0, 1, 2)), round(with_its_way(300.0, 8, 2))
     (283, 298)
@@ -141,9 +141,9 @@ def with_its_way(rows_per_s: float, batch_size: int, cores: int) -> float:
 
 
 def first_size(default: int, batch_s: float) -> int:
-    """Where to begin: well below the rule of thumb, as some runtimes are fastest at a single image.
+    """The first size: far below the rule of thumb, because some runtimes are fastest with a single image.
 
-    Where a batch by that rule takes long (`batch_s` seconds), with one that takes about a fiftieth of a second.
+    If a batch of the `default` size takes long (`batch_s` seconds), the first one takes about a fiftieth of a second.
 
     >>> first_size(8192, 0.01), first_size(16, 0.2), first_size(8192, 8.0)
     (512, 1, 16)
@@ -153,7 +153,7 @@ def first_size(default: int, batch_s: float) -> int:
 
 
 def likely_size(default: int, batch_s: float) -> int:
-    """One size to look at a runtime with: half-way, as steps of a ladder go, from where it begins to the rule of thumb.
+    """One size for a first trial of a runtime: half-way, in doublings, between `first_size` and the rule of thumb.
 
     >>> likely_size(8192, 0.01), likely_size(16, 0.2), likely_size(1, 0.2)
     (2048, 4, 1)
@@ -162,7 +162,7 @@ def likely_size(default: int, batch_s: float) -> int:
 
 
 def family(bindings: Iterable[Binding]) -> str:
-    """What rows look like: `images`, `sequences` or `tables`. Models of one family are alike in what runs them fast."""
+    """What rows look like: `images`, `sequences` or `tables`. The same runtimes are fast for models of one family."""
     shapes = [(len(binding.shape), binding.dtype) for binding in bindings]
     if any(rank >= 3 for rank, _ in shapes):
         return "images"
@@ -187,11 +187,11 @@ def size_if_slow(rule: int, few_s: float) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search may take: by what it can be expected to save, at least a tenth of the job, two minutes at most.
+    """How long a search may take: it depends on the time that a search can save. At most two minutes.
 
-    A job that could run `gain` times as fast saves the rest of its time; a search may take six tenths of that, if it
-    gets so far that it finds something (`least_s` seconds). Of a job that waits for its rows, only the `computed_s`
-    seconds of the model count for that. A job that is short is not searched for at all.
+    A search may take a tenth of the job's time. If the job could run `gain` times as fast, it may take six tenths of
+    the time saved, provided that this is enough to find something (`least_s` seconds). For a job that waits for its
+    rows, only the `computed_s` seconds of the model count as time that can be saved. A short job gets no search at all.
 
     >>> Budget.of(600.0).seconds, Budget.of(36_000.0).seconds, Budget.of(12.0).seconds
     (60.0, 120.0, 0.0)
@@ -201,7 +201,7 @@ class Budget:
 
     seconds: float
     is_by_gain: bool = False
-    """Whether a faster runtime can be expected to be worth it."""
+    """Whether the time that a faster runtime is expected to save pays for the search."""
 
     @classmethod
     def of(cls, predicted_s: float, gain: float = 1.0, least_s: float = 0.0, computed_s: float | None = None) -> Budget:

@@ -28,7 +28,7 @@ def _fields(kind: type) -> list[tuple[str, Check]]:
 
 
 def _check_of(hint: Any) -> Check:
-    """What tells whether a value is of an annotated type. Made once for a class: a manifest has 100,000 spans."""
+    """The check of a value against an annotation. It is made once for a class: a manifest may have 100,000 spans."""
     origin, inside = typing.get_origin(hint), [_check_of(each) for each in typing.get_args(hint) if each is not ...]
     if origin in (types.UnionType, typing.Union):
         return lambda value: any(fits(value) for fits in inside)

@@ -1,8 +1,8 @@
 """What goes into `ClusterState` and what comes out of it: events and commands, small records without behaviour.
 
 A node has a name, which is that of its machine in the cluster, and a number, which the state gives to each life of it:
-a node that was lost and started again has another number, and what is said under the old one is ignored. An attempt is
-one try to build a piece on one node.
+a node that was lost and started again has another number, and events with the old one are ignored. An attempt is one
+try to build a piece on one node.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ class NodeFailed(Event):
 
 @dataclass(frozen=True)
 class NodeBeat(Event):
-    """A node has answered: how many rows of each of its attempts are predicted. What hangs says the same each time."""
+    """A node has answered: how many rows of each of its attempts are predicted. If it hangs, these stay the same."""
 
     node: int
     rows: Mapping[str, int]
@@ -85,7 +85,7 @@ class NodeBeat(Event):
 
 @dataclass(frozen=True)
 class PieceStaged(Event):
-    """A piece is written under temporary names, whole, or what a stop left of it."""
+    """A piece, or as much of it as was done before a stop, is written under temporary names."""
 
     node: int
     attempt: str
@@ -102,7 +102,7 @@ class PieceCommitted(Event):
 
 @dataclass(frozen=True)
 class PieceGivenBack(Event):
-    """A node returns a piece of which it has nothing: it was withdrawn, or the run was stopped."""
+    """A node returns a piece of which it has built nothing: it was withdrawn, or the run was stopped."""
 
     node: int
     attempt: str
@@ -168,7 +168,7 @@ class Build(Command):
 
 @dataclass(frozen=True)
 class Withdraw(Command):
-    """Have a node give up an attempt, which is not wanted any more. Whatever it still says of it is ignored."""
+    """Have a node give up an attempt that is no longer needed. Later events of the attempt are ignored."""
 
     node: int
     attempt: str
@@ -176,7 +176,7 @@ class Withdraw(Command):
 
 @dataclass(frozen=True)
 class StopNode(Command):
-    """Have a node begin no more spans, and stage of its pieces what is there."""
+    """Have a node begin no more spans, and stage what it has of its pieces."""
 
     node: int
 

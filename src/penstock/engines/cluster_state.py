@@ -1,7 +1,7 @@
 """All decisions of a run on a cluster, without a cluster or a clock: `ClusterState.handle(event)` returns commands.
 
 The driver turns what it hears into events and carries out the commands. `PieceAttempts` decides which node builds which
-piece; this decides which nodes there are, and what the end of one says of it, of its machine and of its pieces.
+piece; this class decides which nodes there are, and what the end of a node means for its machine and its pieces.
 
 Invariants:
 - every piece is committed once, or the run raises, or it was stopped: what a node says of an attempt that does not live
@@ -27,9 +27,9 @@ from penstock.storage.part_builder import PartPiece
 DEATHS_IN_A_ROW = 3
 _MOST_FAILURES = 3
 _MOST_INPUT_ERRORS = 2
-"""The disk with the input may be missing on one node; on two it is the input."""
+"""One node may lack the disk with the input; if two cannot read it, the input itself is wrong."""
 _PATIENCE_S = 60.0
-"""So long the first nodes that are up wait for others, whose machines may be taken by another job."""
+"""How long the first nodes that are up wait for the others: another job may hold the machines of these."""
 _SILENT_S = 20.0
 _OF_A_NODE = (OutputError, DeviceError, WorkersDied, InputError)
 """The errors that another node may not have."""
@@ -55,13 +55,13 @@ class _Node:
     kind: str = ANY_KIND
     beats: int = 0
     moves: int = 0
-    """How many beats told of progress."""
+    """How many beats showed progress."""
     is_quiet: bool = False
     """It has work, and has not answered for a while."""
 
 
 class ClusterState:
-    """What the driver knows, and what it does next.
+    """The state of a run on a cluster, and the next commands for the driver.
 
     Args:
         pieces: What is to be built by any kind of node; pulled when the first node is ready.
@@ -70,8 +70,8 @@ class ClusterState:
         run: A name of this run that no other has.
         settled: The kinds that the manifest has a recipe for.
         most_nodes: How many nodes to use at once; None for all.
-        timeouts: How long a node may be silent while it has work, and how long it may take to start. So long a run
-            without a node waits for one, too.
+        timeouts: How long a node may be silent while it has work, and how long it may take to start. A run without a
+            node waits for one as long as a node may take to start.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ClusterState:
         self._most_nodes = most_nodes
         self._nodes: dict[int, _Node] = {}
         self._names: set[str] = set()
-        """Of the machines that have a node."""
+        """The names of the machines that have a node."""
         self._settling: set[str] = set()
         self._next_number = 0
         self._spare: dict[str, None] = {}
@@ -100,10 +100,10 @@ class ClusterState:
         self._is_checking = True
         self._checking_s = self._silent_s = 0.0
         self._misfits: dict[str, tuple[Misfit, ...]] = {}
-        """By machine, until work begins."""
+        """What does not fit, by machine, until work begins."""
         self._deaths: dict[str, int] = {}
         self._last_error: PenstockError | None = None
-        """Of the node that was left out last."""
+        """The error of the node that was left out last."""
         self._last_end = ""
         """How the node that was lost last ended, in words."""
         self._input_errors = 0
@@ -125,7 +125,7 @@ class ClusterState:
         return self._attempts.is_finished
 
     def check(self) -> None:
-        """Raise the error that ended the pieces. Called when everything before it is done."""
+        """Raise the error that ended the pieces. Call it when everything before the error is done."""
         self._attempts.check()
 
     def name_of(self, node: int) -> str:
@@ -158,7 +158,7 @@ class ClusterState:
         return commands
 
     def _hear(self, event: cluster_events.Event) -> None:
-        """What one life of a node says, or what is said of it. What comes after its end is ignored."""
+        """Take an event of one life of a node. Events after its end are ignored."""
         match event:
             case cluster_events.NodeUp(node=number, kind=kind) if number in self._nodes:
                 self._nodes[number].kind = kind
@@ -242,10 +242,10 @@ class ClusterState:
         attempts = self._attempts.of_node(number)
         deaths = self._deaths[name] = self._deaths.get(name, 0) + 1
         if attempts and not lost.is_gone:
-            # The one that is built now; those behind it have hardly begun.
+            # The piece that is being built; those after it have hardly begun.
             guilty = attempts[0].wanted
             guilty.died_on.append(name)
-            # Where all died on one machine, it may be the machine.
+            # If all of them died on one machine, that machine may be the cause.
             if len(guilty.died_on) >= DEATHS_IN_A_ROW and len(set(guilty.died_on)) > 1:
                 self._do(cluster_events.Raise(_deadly(guilty, lost.how)))
                 return
@@ -346,7 +346,7 @@ class ClusterState:
         beats = {number: node.beats for number, node in busy.items()}
         self._say_quiet(self._answering.look(now, beats))
         silent = self._in_contact.look(now, beats)
-        # One that has not begun to start may wait for its CPUs; one that has answers while it starts its engine.
+        # A node whose process does not run yet may wait for its CPUs; one that runs answers while it starts its engine.
         begun = (number for number, phase in starting.items() if phase is not _Phase.STARTING)
         silent |= self._in_contact_at_start.look(now, {number: self._nodes[number].beats for number in begun})
         still = self._at_work.look(now, {number: node.moves for number, node in busy.items()})
@@ -365,7 +365,7 @@ class ClusterState:
             node.is_quiet = number in quiet
 
     def _watch_checks(self, passed: float) -> None:
-        """Count how long the first nodes that have answered wait for others, and say where none answers."""
+        """Count how long the first nodes that have answered wait for others, and report it if none answers."""
         if self._misfits or any(node.phase is _Phase.UP for node in self._nodes.values()):
             self._checking_s += passed
             return
@@ -392,7 +392,7 @@ class ClusterState:
             received=f"{received}, for {self._stuck_s:.0f} s{self._last_end if is_alone else ''}",
             hint="start nodes, or check --resources; what is committed stays",
         )
-        # The last one was lost after any that were left out.
+        # Without a node left, the last one was lost: had it been left out, its error would have been raised already.
         is_lost = is_alone and self._last_end
         self._do(cluster_events.Raise(error if is_lost else self._last_error or error))
 

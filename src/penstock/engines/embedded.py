@@ -1,7 +1,7 @@
 """The embedded engine: a model that lives in this process already runs here, on all its devices, with threads.
 
-Its framework may hold the GPU, and another process could not have it. There is nothing to start, so a small
-array is answered as fast as `model.predict` answers it.
+Its framework may hold the GPU, and then no other process can use it. There is nothing to start, so a small array is
+answered as fast as `model.predict` answers it.
 """
 
 import itertools
@@ -67,11 +67,11 @@ class EmbeddedEngine:
         return self._replicas[0].signature
 
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> Preprocess:
-        """What the user's function gives. There is no other process: it runs here."""
+        """What the user's function gives. It runs here, because there is no other process."""
         return preprocess.learn(list(source.read(sample, tuple(preprocess.takes))), UNWATCHED)
 
     def prepare(self, job: Job, placement: Placement, sample: Span, asked: Asked = NOTHING_ASKED) -> Prepared:
-        """As every engine. A live model is its own framework: there are no answers to compare."""
+        """As in every engine. A live model runs in its own framework: there are no answers to compare."""
         self.take(job)
         self._placement = placement
         self._stop.check()
@@ -142,7 +142,7 @@ class EmbeddedEngine:
         return self._shortages
 
     def _run_short(self, shortage: Shortage, ceilings: Mapping[int, int]) -> None:
-        """Called by the lanes. What is known of ceilings stays with the replica: it does not die."""
+        """Called by the lanes. The replica keeps its ceilings itself, because it does not die."""
         self._shortages[shortage] += 1
         if self._shortages[shortage] == 1:
             self._show(str(shortage))

@@ -1,4 +1,4 @@
-"""The loader processes of the local engine: their slots, the first batch, and what they know about finished spans."""
+"""The loader processes of the local engine: their slots, the first batch, and their timings of finished spans."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ class LoaderFeed:
 
     Args:
         launch: What processes are started with.
-        deliver: Takes what is for a replica.
+        deliver: Takes the messages that are for a replica.
         timeouts: How long processes may take.
     """
 
@@ -37,7 +37,7 @@ class LoaderFeed:
         self.pool = LoaderPool(launch, self._take, timeouts)
         self.warm: Filled | None = None
         self.rows_loaded_per_s: float | None = None
-        """What one loader reads; known once the first rows are all there."""
+        """The speed of one loader; known when all of the first rows are read."""
         self.warm_chunks: list[tuple[Chunk, bytes]] = []
         self._slots: Slots | None = None
         self._sample: Span | None = None
@@ -46,7 +46,7 @@ class LoaderFeed:
         self._waited: dict[int, float] = {}
 
     def begin(self, job: Job, placement: Placement, sample: Span, *, is_timed: bool = False) -> None:
-        """Start the loaders, and have the first batch read, with which every replica warms up; and time it if asked."""
+        """Start the loaders and have the first batch read, with which every replica warms up; time it if asked."""
         self.warm, self.warm_chunks, self.rows_loaded_per_s = None, [], None
         self.slot_bytes = slot_bytes_of(job)
         self.slot_count = _slots_for(placement, self.slot_bytes)
@@ -56,7 +56,7 @@ class LoaderFeed:
         self.pool.submit(self._sample)
 
     def with_first_batch(self, prepare: Prepare) -> Prepare:
-        """What a replica needs to take batches from loader processes, and to warm up with the first of them."""
+        """The order, with what a replica needs to take batches from loader processes and to warm up with the first."""
         return replace(
             prepare,
             loaders=0,
@@ -67,7 +67,7 @@ class LoaderFeed:
         )
 
     def finish(self, span: int, timings: Timings) -> None:
-        """A replica has delivered a span; its timings get what only the loaders know."""
+        """A replica has delivered a span; add to its timings what the loaders measured."""
         self.pool.forget(span)
         timings.wait_for_room += self._waited.pop(span, 0.0)
         timings.marks += self.pool.take_marks()
@@ -83,7 +83,7 @@ class LoaderFeed:
     def _keep_warm(self, message: LoadedData) -> None:
         """The first batch stays in its slot: replicas that start later warm up with it, too.
 
-        What it sent ahead is copied out: there may be more of it than there are slots.
+        Its chunks are copied out of their slots: there may be more chunks than slots.
         """
         if isinstance(message, Chunk):
             if self.warm is None and message.key[1] == 0:
@@ -98,7 +98,7 @@ class LoaderFeed:
             self.pool.release(message.slot)
 
     def _time(self, read_s: float) -> None:
-        """How fast one loader reads: the first time it also imports what it needs, so the same rows are read again."""
+        """Note how fast one loader reads. At first it also imports what it needs, so the same rows are read again."""
         assert self._sample is not None
         if read_s < _SLOW_S and self._is_timed:
             self._is_timed = False
@@ -108,7 +108,7 @@ class LoaderFeed:
 
 
 def _slots_for(placement: Placement, slot_bytes: int) -> int:
-    """Those that loaders fill and replicas empty, one for the first batch, and some that hold what was read ahead.
+    """How many slots are made: those in use, one for the first batch, and some for batches that are read ahead.
 
     A loader reads span by span. Without room for whole spans, replicas would wait for each other: MobileNetV2 from
     photos on two cores, 12 % of the time of two replicas.
@@ -118,7 +118,7 @@ def _slots_for(placement: Placement, slot_bytes: int) -> int:
 
 
 def slot_bytes_of(job: Job) -> int:
-    """A slot holds one batch of inputs, at the largest size that was planned for, and what is kept of a few columns."""
+    """A slot holds one batch of inputs, at the largest size that was planned for, and a few kept columns."""
     shapes = {}
     for binding in job.bindings:
         sizes = iter(job.buckets.get(binding.mask_of or binding.input, ()))

@@ -43,7 +43,7 @@ class LocalEngine:
         stop: Begin no more spans once it is raised.
         timeouts: How long processes may take.
         show: Shows a line to the user, when a device runs out of memory and the run goes on with less.
-        is_trial: Whether the first death is the last.
+        is_trial: Whether the first death of a replica ends the run.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LocalEngine:
         return answer
 
     def _probe(self, asked: run_events.ProbeAsked, stop: StopFlag) -> list[messages.ProbeAnswer]:
-        """Wait for what no other replica could go on with: if one dies, or the time is over, all are given up."""
+        """Wait for the answers to a probe. If a replica dies, or the time is over, the engine is closed."""
         try:
             self._handle(asked)
             self._pump_until(lambda: self._state.answers is not None, stop)
@@ -147,8 +147,9 @@ class LocalEngine:
     def run_fed(self, feed: SpanFeed) -> Generator[Result | NotYet]:
         """The results of spans that are added while it runs, as they are finished; ends when the feed does.
 
-        To be closed: where garbage is collected, its line would be closed twice, and the second time it may be another.
-        `NOT_YET` says that all results of what was added have left.
+        The caller must close this generator: left to garbage collection, it would close its pipe twice, and the second
+        time the descriptor may belong to another file. `NOT_YET` means that the results of all spans that were added
+        have left.
         """
         self._leaving.clear()
         with self._woken_by(feed):
@@ -177,7 +178,7 @@ class LocalEngine:
             self._news = None
 
     def _next_results(self) -> Iterator[Result]:
-        """Wait for something to happen; the results that are there then."""
+        """Wait for something to happen, and give the results that there are then."""
         assert self._job is not None
         if self._stop.is_raised:
             self._handle(run_events.StopRequested())
@@ -279,7 +280,7 @@ class LocalEngine:
                 self._handle(run_events.ReplicaSaid(handle.number, message))
 
     def _end_of(self, handle: ReplicaHandle, failed: messages.Failed | None = None) -> ReplicaEnd:
-        """How a replica ended whose process is over, or that said that it cannot go on, and why."""
+        """How and why a replica ended: its process is over, or it reported that it cannot go on."""
         notice = handle.board.read()
         if failed is not None:
             line = failed.last_line

@@ -1,12 +1,12 @@
-"""What a run knows about the memory of its devices, and what is tried when a replica died of too little. Pure.
+"""The memory of the devices of a run, and what is tried when a replica died because it had too little. Pure.
 
 A replica that catches its own shortage goes on by itself (`pool.guard`) and only reports it. One that dies leaves a
-notice of the batch that it was at. Its successor begins with half of that, one batch at a time, so that the next
-notice is sure. A row at which replicas die twice, alone, is a failed row.
+notice of the batch that it was at. Its successor begins with half of those rows, one batch at a time, so that the next
+notice is certain. A row that kills two replicas when it is run alone is a failed row.
 
-Not every process that dies of SIGKILL had too little memory. The kernel counts those that it killed for that; where the
-count did not move, the batch is run again as it was, and only a second death at it counts. So a replica that somebody
-killed changes no bits.
+Not every process that dies of SIGKILL had too little memory. The kernel counts the processes that it killed for lack of
+memory; where that count did not grow, the batch is run again as it was, and only a second death at it counts. So a
+replica that a user killed changes no bits.
 """
 
 import signal
@@ -24,23 +24,23 @@ from penstock.pool.processes.board import Notice
 _DEATHS_OF_A_ROW = 2
 _MOST_POISONED_AT_FIRST = 2
 WARM_UP = -1
-"""The index of the first rows, with which replicas are prepared."""
+"""The span index of the first rows, with which replicas are prepared."""
 _ALL_ROWS = 1 << 62
-"""Larger than the bytes of any row: what holds for all of them."""
+"""More than the bytes of any row: `Ceilings.most` then takes all ceilings into account."""
 
 
 class Verdict(Enum):
     """What a death means for the run."""
 
     LESS_WAS_TRIED = auto()
-    """The next one is given less, or goes round a row: this death does not count."""
+    """The next replica gets smaller batches, or leaves out a row: this death does not count."""
     SUSPICIOUS = auto()
-    """It may have been the memory: the same again will tell."""
+    """The cause is not certain yet: the same rows are run again."""
     FEWER_ARE_SUSPECTED = auto()
-    """A row is looked for, and this death says more about where it is: it does not count."""
+    """The search for a bad row got further by this death: it does not count."""
     ORDINARY = auto()
     HOPELESS = auto()
-    """Another one would die, too."""
+    """Another replica would die as well."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class ReplicaEnd:
 
     Args:
         pid: Its process.
-        how: In words.
+        how: How it ended, in words.
         code: Its exit code, negative for a signal; None where it only gave up.
         words: The end of the log.
         notice: The batch that it was at.
-        oom_kills: How many processes the kernel has killed for want of memory so far.
+        oom_kills: How many processes the kernel has killed for lack of memory so far.
         hung_s: How long it had made no progress, where it was killed for that.
-        was_stopped: Whether somebody had stopped it before: then it says nothing about the rows.
+        was_stopped: Whether it had been stopped (SIGSTOP) before: then its end says nothing about the rows.
     """
 
     pid: int
@@ -118,7 +118,7 @@ class MemoryWatch:
 
     Args:
         show: Shows a line to the user.
-        oom_kills: How many processes the kernel had killed for want of memory when the run began.
+        oom_kills: How many processes the kernel had killed for lack of memory when the run began.
         has_address_limit: Whether processes may hold only so much memory: then one that crashes is suspected.
     """
 
@@ -161,7 +161,7 @@ class MemoryWatch:
         self._suspected.discard(span_index)
 
     def judge(self, death: Death) -> Verdict:
-        """What the death of a replica means, and what the next one on its device is given."""
+        """What the death of a replica means. It also settles what the next replica on its device gets."""
         verdict = self._suspect(death)
         memory, notice = self._of(death.device), death.end.notice
         if notice is None:
@@ -180,7 +180,7 @@ class MemoryWatch:
         return Verdict.LESS_WAS_TRIED
 
     def _judge_without_notice(self, death: Death, memory: _Memory, verdict: Verdict) -> Verdict:
-        """No batch was under way: what was left of the last one, or what is read, took the rest. Less may help."""
+        """No batch was running: leftovers of the last one, or the reading, took the memory. Less may help."""
         before = memory.ceilings.most(_ALL_ROWS, death.batch_size)
         if verdict is not Verdict.LESS_WAS_TRIED or before <= 1:
             return Verdict.ORDINARY
@@ -190,7 +190,7 @@ class MemoryWatch:
         return verdict
 
     def _suspect(self, death: Death) -> Verdict:
-        """Whether it was the memory."""
+        """Whether lack of memory caused a death."""
         end, before = death.end, self._kills
         self._kills = end.oom_kills
         if end.code == -signal.SIGKILL:
@@ -212,14 +212,15 @@ class MemoryWatch:
         if row in self._poisoned:
             return Verdict.ORDINARY
         if not death.is_prepared and len(self._poisoned) >= _MOST_POISONED_AT_FIRST:
-            return Verdict.ORDINARY  # not these rows: none fits
+            return Verdict.ORDINARY  # these rows are not to blame: no row fits
         if self._deaths_at[row] < _DEATHS_OF_A_ROW:
             return Verdict.SUSPICIOUS
         reason = f"does not fit into the memory by itself: the process that predicted it {death.end.how}"
         self._poisoned[row] = RowFailure(row, "", "predict", "OutOfMemory", reason)
         self._record(Shortage(str(death.device), 1, 0))
         if self._has_progressed:
-            # It was this row: the ceilings that it forced say nothing about the others. Unless one comes after another.
+            # This row was the cause: the ceilings that it forced do not hold for others, unless bad rows follow each
+            # other.
             for row_bytes, most in memory.before.items():
                 memory.ceilings.put_back(row_bytes, most)
             memory.before.clear()

@@ -4,10 +4,9 @@
 before is built on that kind again: such pieces have a scheduler of their own, which only nodes of that kind join.
 
 Invariants:
-- a piece is pending, or has one or two living attempts on different nodes, or is finished; the scheduler knows one of
-  the nodes as its holder;
-- what an attempt delivers counts only while it lives: it lives until it is committed, fails, is given back or is
-  withdrawn, or its node is lost.
+- a piece is pending, or has one or two living attempts on different nodes, or is finished; for the scheduler, one of
+these nodes is its holder; - what an attempt delivers counts only while it lives: it lives until it is committed, fails,
+is given back or is withdrawn, or its node is lost.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from penstock.storage.part_builder import PartPiece
 
 ANY_KIND = ""
 _DEPTH = 2
-"""So many pieces a node holds at once: it begins the next one while it ends one."""
+"""How many pieces a node holds at once: it begins the next one while it ends one."""
 _AHEAD = 64
 _NO_WINDOW = 1 << 62
 """Pieces are committed in any order, and none waits for another in memory."""
@@ -59,11 +58,11 @@ class _Builder:
 
     kind: str
     attempts: dict[str, Attempt] = field(default_factory=dict)
-    """In the order in which they were handed out, which is that in which they are built."""
+    """In the order in which they were handed out, and are built."""
     rows: int = 0
     busy_s: float = 0.0
     still_s: float = 0.0
-    """Of this time, how long it has not got on."""
+    """How much of this time has passed since it last made progress."""
 
 
 class PieceAttempts:
@@ -95,7 +94,7 @@ class PieceAttempts:
         self._builders: dict[int, _Builder] = {}
         self._rows_of_lost = 0
         self._busy_s_of_lost = 0.0
-        """Nodes that are gone say how fast nodes usually are, where none of the others has finished anything."""
+        """What lost nodes did counts for the usual speed: perhaps no other node has finished anything yet."""
         self._alive: dict[str, Attempt] = {}
 
     @property
@@ -105,7 +104,7 @@ class PieceAttempts:
 
     @property
     def missing_kinds(self) -> list[str]:
-        """The kinds of nodes that pieces wait for, of which there is none. `ANY_KIND` where there is no node at all."""
+        """The kinds that pieces wait for and that no node is of; `ANY_KIND` where there is no node at all."""
         there = {builder.kind for builder in self._builders.values()} | ({ANY_KIND} if self._builders else set())
         return [kind for kind, each in self._schedulers.items() if not each.is_finished and kind not in there]
 
@@ -146,7 +145,7 @@ class PieceAttempts:
         ]
 
     def finish(self, attempt: Attempt) -> list[Command]:
-        """An attempt was committed. What a node cut short without being asked to is completed by another attempt."""
+        """An attempt was committed. If its node cut the piece short unasked, another attempt builds the rest."""
         wanted, stop_span = attempt.wanted, attempt.stop_span
         builder = self._builders[attempt.node]
         builder.rows += wanted.rows - attempt.rows_done
@@ -165,7 +164,7 @@ class PieceAttempts:
         return [*others, *self._build(scheduler.finish(wanted.holder, wanted.index))]
 
     def give_back(self, attempt: Attempt) -> list[Command]:
-        """A node returns a piece of which it has nothing."""
+        """A node returns a piece of which it has built nothing."""
         self._end(attempt)
         return self._go_on_without(attempt, None)
 
@@ -175,7 +174,7 @@ class PieceAttempts:
         return self._go_on_without(attempt, self._least_busy(attempt))
 
     def stop(self) -> list[Command]:
-        """Hand out nothing more. Of pieces that are built twice, the holder's attempt remains."""
+        """Hand out nothing more. Where a piece is built twice, the holder's attempt remains."""
         self._is_stopped = True
         for scheduler in self._schedulers.values():
             scheduler.stop()
@@ -186,7 +185,7 @@ class PieceAttempts:
         return [Withdraw(attempt.node, attempt.name) for attempt in second]
 
     def note_progress(self, node: int, rows: Mapping[str, int]) -> bool:
-        """So many rows of its attempts a node has predicted; whether these are more than before."""
+        """Note how many rows of its attempts a node has predicted; returns whether there are more than before."""
         builder = self._builders.get(node)
         if builder is None:
             return False
@@ -202,7 +201,7 @@ class PieceAttempts:
         return True
 
     def pass_time(self, seconds: float) -> None:
-        """So long the nodes that have work were busy."""
+        """Count this time for the nodes that have work."""
         for builder in self._builders.values():
             if builder.attempts:
                 builder.busy_s += seconds
@@ -240,7 +239,7 @@ class PieceAttempts:
             self._num_pulled += 1
 
     def _schedulers_for(self, kind: str) -> list[Scheduler[WantedPiece]]:
-        """What a node of a kind takes from: first what only its kind may build."""
+        """The schedulers from which a node of a kind gets pieces: first the one that is for its kind only."""
         return [self._schedulers[name] for name in dict.fromkeys((kind, ANY_KIND)) if name in self._schedulers]
 
     def _build(self, assignments: list[Assignment[WantedPiece]]) -> list[Command]:
@@ -264,7 +263,7 @@ class PieceAttempts:
         attempt.wanted.attempts.remove(attempt)
 
     def _go_on_without(self, attempt: Attempt, other: int | None) -> list[Command]:
-        """See that a piece is still built after one of its attempts has ended, where there is one by this node."""
+        """Have a piece built after one of its attempts ended: by its other attempt, by node `other`, or later."""
         wanted, scheduler = attempt.wanted, self._schedulers[attempt.wanted.kind]
         if wanted.attempts:
             if wanted.holder == attempt.node:
@@ -282,7 +281,7 @@ class PieceAttempts:
         wanted.holder = node
 
     def _least_busy(self, attempt: Attempt) -> int | None:
-        """Another node that may build a piece."""
+        """The least busy of the other nodes that may build the piece."""
         kind = attempt.wanted.kind
         fitting = ((len(each.attempts), node) for node, each in self._builders.items() if kind in (ANY_KIND, each.kind))
         return min((each for each in fitting if each[1] != attempt.node), default=(0, None))[1]
@@ -294,13 +293,14 @@ class PieceAttempts:
         return rows / busy_s if rows and busy_s else None
 
     def _speed(self, builder: _Builder, usual: float) -> float:
-        """Of a node that has finished nothing yet, at most a row in the time that it has taken."""
+        """The speed of a node. If it has finished no row yet, it counts as if it had just finished one."""
         return max(builder.rows, 1) / builder.busy_s if builder.busy_s else usual
 
     def _running(self, usual: float) -> Iterator[tuple[float, Attempt]]:
         """The attempts of pieces that have no other, and in how many seconds each will be done.
 
-        A node that stands still, with rows that are predicted and not written, say, will stand so half as long again.
+        A node that makes no progress, because its rows are predicted but not written, say, is expected to need at least
+        half of the time again that it has stood still.
         """
         for builder in self._builders.values():
             rows = 0

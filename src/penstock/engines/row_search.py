@@ -11,15 +11,15 @@ from penstock.core.records import RowFailure, Span
 from penstock.engines.memory_watch import Death, Verdict
 
 _MOST_AT_FIRST = 16
-"""So many of the first rows kill a replica, and it has never run the job: the model is to blame."""
+"""If more of the first rows kill replicas that have never run the job, the model is to blame."""
 
 
 class RowSearch:
-    """What is known about the rows at which replicas crashed or hung."""
+    """The search for the rows at which replicas crashed or hung."""
 
     def __init__(self) -> None:
         self._suspects: dict[int, dict[int, tuple[int, int]]] = {}
-        """Of every span that is run with care, by the first row of a batch, the places that are suspected."""
+        """For every span that is run with care: the suspected places of a batch, by its first row."""
         self._poisoned: dict[int, RowFailure] = {}
 
     def care(self, span_index: int) -> Care | None:

@@ -37,7 +37,7 @@ class JobTaken(Event):
 
 @dataclass(frozen=True)
 class ProbeAsked(Event):
-    """Ask so many replicas of the placement at once, and start those that are missing; the first one where None."""
+    """Ask `replicas` replicas at once, and start those that are missing; None asks only the first one."""
 
     message: messages.Probe
     replicas: int | None = None
@@ -51,7 +51,7 @@ class RunBegan(Event):
         spans: The spans, in order; pulled as there is room.
         depth: How many spans a replica holds at once.
         most_replicas: How many replicas have work, as far as that is known.
-        ahead: How many spans to pull before a replica wants them; None for the whole window.
+        ahead: How many spans to pull before a replica has room for them; None for the whole window.
         is_ordered: Whether results leave in the order of the spans, or as they are finished.
     """
 
@@ -116,8 +116,8 @@ class StopRequested(Event):
 class Tick(Event):
     """Time has passed. The other figures are those of all loader processes so far.
 
-    `signs`: of every replica, what changes when it makes progress. `waiting`: replicas that run no batch just now.
-    `stopped`: those that somebody stopped (SIGSTOP).
+    `signs`: for every replica, a value that changes when it makes progress. `waiting`: replicas that run no batch just
+    now. `stopped`: replicas that were stopped (SIGSTOP).
     """
 
     now: float
@@ -150,7 +150,7 @@ class CloseReplica(Command):
 
 @dataclass(frozen=True)
 class EndHung(Command):
-    """Kill a replica that has made no progress for so long; its death is an event of its own."""
+    """Kill a replica that has made no progress for `seconds`; its death is an event of its own."""
 
     replica: int
     seconds: float

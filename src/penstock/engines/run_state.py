@@ -35,12 +35,12 @@ _DOES_NOT_COUNT = (Verdict.LESS_WAS_TRIED, Verdict.FEWER_ARE_SUSPECTED)
 
 @dataclass
 class _Replica:
-    """What is known of a replica that was started and is not lost."""
+    """The state of a replica that was started and is not lost."""
 
     device: Device
     is_loaded: bool = False
     to_prepare: int = 0
-    """How many orders to prepare it has not answered: only the last answer is about the job of now."""
+    """How many orders to prepare it has not answered: only the last answer is about the current job."""
     is_ready: bool = False
     is_hung: bool = False
     decodes_on_host: bool = False
@@ -51,7 +51,7 @@ class _Replica:
 
 @dataclass
 class _Probe:
-    """A question that no other replica could go on with: if one dies over it, all is given up."""
+    """A question to replicas. If one dies before it answers, the run ends: no other replica could go on."""
 
     message: messages.Probe
     is_for_all: bool
@@ -61,14 +61,14 @@ class _Probe:
 
 
 class RunState:
-    """What an engine knows, and what it does next.
+    """The state of a run, and the next commands for its engine.
 
     Args:
         placement: The devices.
-        oom_kills: How many processes the kernel had killed for want of memory before this.
+        oom_kills: How many processes the kernel had killed for lack of memory before this.
         has_address_limit: Whether processes may hold only so much memory.
         timeouts: How long replicas may take.
-        is_trial: Whether the first death is the last: another way to run the model is only tried here.
+        is_trial: Whether the first death ends the run, because another way to run the model is only tried.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RunState:
         self.loader_count: LoaderCount | None = None
         self.signature: Signature | None = None
         self.prepared: messages.Prepared | None = None
-        """What the first replica found out about the job of now."""
+        """What the first replica found out about the current job."""
         self.answers: list[messages.ProbeAnswer] | None = None
         """The answers to the last probe, when all are there."""
 
@@ -122,11 +122,11 @@ class RunState:
         return self._scheduler is None or not self._scheduler.is_holding
 
     def drop(self, spans: Collection[int]) -> list[int]:
-        """Forget spans that nobody wants any more; returns those that replicas work on, which are finished."""
+        """Forget spans that are no longer needed; returns those that replicas work on, which are still finished."""
         return self._scheduler.drop(spans) if self._scheduler is not None else []
 
     def check(self) -> None:
-        """Raise the error that ended the spans of the run. Called when everything before it is done."""
+        """Raise the error that ended the spans of the run. Call it when everything before the error is done."""
         if self._scheduler is not None:
             self._scheduler.check()
 
@@ -281,8 +281,8 @@ class RunState:
             self._assign(self._scheduler.join(number))
 
     def _may_decode_on_host(self) -> bool:
-        """Whether a replica may decode what loaders leave it without its device: others are ready, and no bit depends
-        on it."""
+        """Whether a replica may decode on the host what loaders leave to its device: another replica is ready, and no
+        bit depends on it."""
         decoder = self._taken.job.decoder if self._taken is not None else None
         return self.prepared is not None and decoder is not None and not decoder.decides_bits
 
@@ -323,7 +323,7 @@ class RunState:
         if self._scheduler.is_finished:
             return
         if self.loader_count is not None and self._placement.devices[0].kind == "gpu":
-            # A GPU is faster than any loader: all that did not begin before its start do so now.
+            # A GPU is faster than any number of loaders: all loaders that were not started before start now.
             self._do(run_events.ResizeLoaders(self.loader_count.take_all()))
         self._start_up_to(event.most_replicas)
 
@@ -434,7 +434,7 @@ class RunState:
         if failed is None or (failed.error is None and speaks_of_memory(failed.last_line)):
             self._lose(number, end)
             return
-        # The engine may catch it and take another job: this was the answer to the order to prepare.
+        # The engine may catch the error and take another job, so it counts as the answer to the order to prepare.
         replica = self._replicas[number]
         replica.to_prepare = max(0, replica.to_prepare - 1)
         self._do(run_events.Raise(failed.as_error(f"a replica on {replica.device}")))
@@ -483,7 +483,7 @@ class RunState:
         if self._scheduler is None:
             is_endless = death.end.hung_s is not None and death.end.notice is None and not death.end.was_stopped
             return verdict is Verdict.ORDINARY and (is_endless or self._is_trial)
-        # With the state that the model kept, what all other answers depend on is gone.
+        # The replica had the state of the model, on which all later answers depend.
         return self._taken is not None and self._taken.job.state == VARIABLES
 
     def _doing(self) -> str:

@@ -20,14 +20,14 @@ class SpanFeed(Iterator[Span | NotYet]):
         self._spans: deque[Span] = deque()
         self._taken: set[int] = set()
         self._withdrawn: set[int] = set()
-        """Of those that were taken."""
+        """Spans that were taken, and then withdrawn."""
         self._is_ended = False
         self._has_news = False
         self._wake: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     def wake_with(self, wake: Callable[[], None] | None) -> None:
-        """Call this, on any thread, when there is news after `take_news`. For the engine."""
+        """Set what is called, on any thread, when there is news after `take_news`. For the engine."""
         with self._lock:
             self._wake = wake
 
@@ -42,7 +42,7 @@ class SpanFeed(Iterator[Span | NotYet]):
             return NOT_YET
 
     def add(self, spans: Iterable[Span]) -> None:
-        """Add spans behind those that are there.
+        """Add spans after those that are in the feed.
 
         Raises:
             ValueError: The feed was ended.
@@ -57,7 +57,7 @@ class SpanFeed(Iterator[Span | NotYet]):
             self._tell()
 
     def withdraw(self, first: int, stop: int) -> None:
-        """Take back the spans from `first` up to `stop`: nobody wants their results any more."""
+        """Take back the spans from `first` up to `stop`: their results are no longer needed."""
         with self._lock:
             self._spans = deque(span for span in self._spans if not first <= span.index < stop)
             self._withdrawn |= {index for index in self._taken if first <= index < stop}
@@ -72,7 +72,7 @@ class SpanFeed(Iterator[Span | NotYet]):
     def take_news(self, drop: Callable[[Collection[int]], Iterable[int]]) -> bool:
         """Whether anything changed since this was called last. For the engine.
 
-        `drop` gets the withdrawn spans that the engine has taken, and returns those that are predicted all the same.
+        `drop` gets the withdrawn spans that the engine has taken, and returns those that are predicted nevertheless.
         """
         with self._lock:
             if self._withdrawn:
@@ -82,12 +82,12 @@ class SpanFeed(Iterator[Span | NotYet]):
             return has_news
 
     def _tell(self) -> None:
-        """The caller holds the lock."""
+        """Wake the engine. The caller holds the lock."""
         if not self._has_news and self._wake is not None:
             self._wake()
         self._has_news = True
 
     def finish(self, span: Span) -> None:
-        """The result of a span is there. For the engine."""
+        """The result of a span has left. For the engine."""
         with self._lock:
             self._taken.discard(span.index)

@@ -43,8 +43,8 @@ def size_with_state(
 ) -> int:
     """The rows of a batch of a model that changes when it is called.
 
-    Its answers depend on the size. So it is the size that was asked for or chosen, however few rows a file has, or
-    what the model insists on, or as many as `model.predict` takes.
+    Its answers depend on the size. So it is the size that the model requires, or that was asked for or chosen even if a
+    file has fewer rows, or else the default of `model.predict`.
     """
     if signature.fixed_batch is not None:
         return present
@@ -54,11 +54,11 @@ def size_with_state(
 
 
 def no_larger_than_input(source: Source, size: int) -> int:
-    """A size that was asked or planned for; of an input with few rows no more than holds them all.
+    """A size that was asked or planned for, made smaller for an input with few rows.
 
-    No batch has rows of two spans, and what it lacks is padded: so it is made for the largest of the first spans, not
-    for all their rows. Two neighbours count as one: where a source joins small files, they have more than `size` rows.
-    A stream may have any number of rows.
+    No batch has rows of two spans, and a short one is padded: so a size is enough that holds the largest of the first
+    spans. Two neighbours count as one span: where a source joins small files, they have more than `size` rows. A stream
+    may have any number of rows.
     """
     if not source.traits.is_resumable:
         return size
@@ -71,7 +71,7 @@ def no_larger_than_input(source: Source, size: int) -> int:
 
 
 def _most_on_the_host(bindings: Sequence[Binding], options: PredictOptions) -> int:
-    """The rows of a batch that this machine can hold as often as batches are in flight."""
+    """The most rows of a batch, if the memory of this machine is to hold all batches in flight."""
     row_bytes = sum(binding.row_bytes for binding in bindings)
     return max(1, int(options.memory_fraction * available_bytes()) // (_BATCHES_ON_THE_HOST * max(1, row_bytes)))
 

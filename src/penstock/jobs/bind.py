@@ -19,7 +19,7 @@ def fed_as_floats(bindings: Iterable[Binding]) -> set[str]:
 
 
 def described_as_floats(columns: Mapping[str, TensorSpec]) -> set[str]:
-    """The columns that a source calls floats. The user's function gets floats, also where a value is no number."""
+    """The columns that a source describes as floats. The user's function gets floats, even if a value is no number."""
     return {name for name, spec in columns.items() if spec.dtype.startswith("float")}
 
 
@@ -35,7 +35,7 @@ def bind(
         if name not in schema:
             mapping.find(source.schema(), name, "--keep")
     options = replace(options, keep=tuple(name for name in options.keep if name in schema))
-    # Of (x, y), as a dataset for training gives it, the model takes x.
+    # A dataset for training gives (x, y); the model takes x.
     is_enough = len(schema) == len(signature.inputs) or source.traits.may_have_targets
     if source.is_positional and is_enough and signature.inputs and not options.inputs:
         in_order = {spec.name: (name,) for spec, name in zip(signature.inputs, schema, strict=False)}
@@ -52,7 +52,7 @@ def bind(
         free = tuple(mapping.as_named(name, columns, schema) for name, columns in options.inputs.items())
     else:
         free = tuple(spec for name, spec in schema.items() if name not in options.keep)
-        # What is in memory was given for the model; a file may hold more.
+        # Data in memory was given for the model; a file may hold other columns, too.
         if source.paths:
             free = tuple(spec for spec in free if spec.shape != () or not is_no_feature(spec.name)) or free
     if not free:

@@ -44,7 +44,7 @@ class Started:
     decision: Decision
     prepared: Prepared
     start_s: float = 0.0
-    """From the start of the first replica's process to its compiled step."""
+    """Seconds from the start of the first replica's process to its compiled step."""
     launch: Launch | None = None
     """What its processes are started with; None for a live model."""
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -113,7 +113,7 @@ class Started:
 
     @property
     def choice(self) -> Choice:
-        """What it runs by, as a plan has it."""
+        """The settings that it runs with, as a plan has them."""
         return self.decision.setting.choice(self.recipe.batch_size, self.placement.lanes)
 
     def results(self) -> Iterator[Result]:
@@ -125,7 +125,7 @@ class Started:
         return iter(self.source.divide(*self.division(part_rows)))
 
     def division(self, part_rows: int | None = None) -> tuple[int, int]:
-        """The rows of a span, and the most where the format wants more."""
+        """The rows of a span, and the most rows where the format needs larger spans."""
         input_bytes = sum(binding.row_bytes for binding in shapes.sized(self.job.bindings, self.job.buckets))
         output_bytes = 8 + sum(spec.row_bytes for spec in self.prepared.outputs)
         rows = division.rows_per_span(
@@ -134,13 +134,13 @@ class Started:
         return rows, part_rows or max(1, division.PART_BYTES // output_bytes)
 
     def rows_per_second(self) -> float:
-        """What the warm-up promises: an upper bound, as one batch says little about reading."""
+        """The rows a second that the warm-up promises: an upper bound, because one batch shows little about reading."""
         loaded = self.prepared.rows_loaded_per_s
         computed = self.rows_computed_per_second()
         return computed if loaded is None else min(computed, loaded * self.placement.most_loaders)
 
     def rows_computed_per_second(self) -> float:
-        """What the model itself promises, with all rows at hand."""
+        """The rows a second that the model could do if it never waited for rows."""
         rows = self.job.batch_size if self.recipe.is_padded else self.prepared.first_rows
         return self.placement.replicas * rows / max(self.prepared.batch_seconds, 1e-6)
 
@@ -181,7 +181,7 @@ def _start_processes(model: ModelFile, request: Request, context: RunContext) ->
         started.held.push(held.pop_all())
     notes = started.decision.notes
     if fallback is not None:
-        # This says all that the runtime's own notes on itself would.
+        # The fallback's line replaces the runtime's own notes, which would say the same.
         notes = (fallback, *notes[len(started.signature.notes) :])
     if model.kind == "builder" and model.weights is None:
         notes += (f"the weights are those that {model.location} gives; --weights FILE loads others",)
@@ -222,7 +222,7 @@ def open_engine(
 ) -> tuple[Tunable, Launch]:
     """Start the first process of a setting: the one place where a local engine is put together.
 
-    Processes inherit `descriptors`, which are shared memory. Where it `is_trial`, the first death is the last.
+    Processes inherit `descriptors`, which are shared memory. With `is_trial`, the first death ends the run.
     """
     assert setting.model is not None
     launch = Launch(
@@ -290,7 +290,7 @@ def _shrink_if_slow(engine: Engine, decision: Decision) -> Decision:
     try:
         few_s = engine.prepare(few, decision.placement, first_rows(few.source, few.batch_size)).batch_seconds
     except (ModelError, Undecoded):
-        return decision  # the model rejects these few rows: a whole batch tells more
+        return decision  # these few rows do not run: the whole batch is tried
     return decisions.shrink_if_slow(decision, few_s)
 
 

@@ -2,8 +2,8 @@
 
     Request, Signature ─► fit ─► Fitted ─► (the engine runs the user's function on some rows) ─► decide ─► Decision
 
-What only a loaded model can say changes a Decision afterwards, one answer at a time: `shrink_if_slow` takes the seconds
-of a small batch, `without_padding` the result of a padding trial, `with_state` what a call changes in the model.
+What only a loaded model shows changes a Decision afterwards, one step at a time: `shrink_if_slow` takes the seconds of
+a small batch, `without_padding` the result of a padding trial, `with_state` what a call changes in the model.
 """
 
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ class Request:
 
     @property
     def choice(self) -> Choice | None:
-        """What is settled about speed: by the manifest, or by a plan."""
+        """The settings that the manifest or a plan has settled."""
         return self.resumed.choice if self.resumed is not None else self.planned
 
     @property
@@ -93,7 +93,7 @@ class Fitted:
     source: Source
     preprocess: Preprocess | None
     options: PredictOptions
-    """With the columns that are kept by default."""
+    """The options, with the columns that are kept by default."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Decision:
     setting: Setting
     signature: Signature
     options: PredictOptions
-    """With the columns that are kept by default."""
+    """The options, with the columns that are kept by default."""
     is_resumed: bool
     is_size_settled: bool
     """Whether the batch size was asked for, planned, or is in the manifest."""
@@ -113,7 +113,7 @@ class Decision:
     sample: Span
     """The first rows, which the step is compiled and timed with."""
     notes: tuple[str, ...] = ()
-    """Lines about it that are shown."""
+    """Lines about it that are shown to the user."""
 
     @property
     def placement(self) -> Placement:
@@ -235,7 +235,7 @@ def _fed_differently(new: tuple[Binding, ...], before: tuple[Binding, ...]) -> I
 
 
 def _check_function(new: tuple[Binding, ...], before: tuple[Binding, ...]) -> None:
-    """A function that was changed since the job began, which a retry takes, must feed the model as the old one did.
+    """Check that a function that was changed since the job began, as a retry allows, feeds the model as before.
 
     Raises:
         InputError: It gives columns of other names, types or shapes.
@@ -362,7 +362,7 @@ def with_state(decision: Decision, state: State) -> Decision:
     job, placement = states.settled(job, decision.placement, signature, states.kind_of(state, job.seed))
     setting = replace(decision.setting, placement=placement)
     if job.buckets and options.padding != "always":
-        # No trial tells what padding does to a model that answers differently each time.
+        # No trial shows what padding does to a model that answers differently each time.
         job = _of_one_size(job, setting, signature)
     asked = replace(decision.asked, is_alone=False, tolerance=None)
     return replace(decision, job=job, setting=setting, asked=asked, sample=_sample(job, asked))

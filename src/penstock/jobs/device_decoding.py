@@ -1,4 +1,4 @@
-"""Which photos are decoded on the device: as `--decoder` says, or as it pays; in the recipe where bits depend on it."""
+"""Which photos the device decodes: as `--decoder` says, or where it pays. If bits depend on it, the recipe has it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from penstock.sources.images.resizing import Rendition
 from penstock.sources.images.routing import has_same_pixels, may_have_engine
 
 ENGINE_IN_LOADERS = 20.0
-"""An engine decodes as many photos as so many loaders (one H200: 12,800 photos of 500 pixels a second, beside 600)."""
+"""An engine decodes as many photos as so many loaders (one H200: 12,800 of 500 pixels a second; a loader: 600)."""
 _LEFT_OF_A_LOADER = 0.8
-"""Loaders read the photos of the engine, too, and share their cores with all that drives a GPU."""
+"""Loaders also read the photos of the engine, and share their cores with the threads that drive a GPU."""
 LEAST_ROWS = 30_000
-"""In a shorter job, the time that an engine takes to start is not saved again."""
+"""A job with fewer rows does not make up for the time that an engine takes to start."""
 
 
 def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Recipe | None) -> Job:
-    """The job with the decoder that is asked for, or that pays; where it decides bits, with that of a recipe.
+    """The job with the decoder that is asked for, or that pays; where the decoder decides bits, with the recipe's.
 
     Raises:
-        DeviceError: It cannot run here.
-        OutputError: The job began with another one.
-        UsageError: Nothing in this job could be decoded by it.
+        DeviceError: The decoder cannot run here.
+        OutputError: The job began with another decoder.
+        UsageError: The decoder could decode nothing in this job.
     """
     rendition = Rendition.of(options.reading)
     settled = recipe if not has_same_pixels(rendition) else None
@@ -56,7 +56,7 @@ def with_decoder(job: Job, setting: Setting, options: PredictOptions, recipe: Re
 
 
 def _settled_share(settled: Recipe, decoder: str) -> float:
-    """The share that a job began with. One that began without, for want of memory, goes on so if asked for it again."""
+    """The share that a job began with. A job that began with none, for lack of memory, keeps none even if asked."""
     share = settled.engine_share
     if share and engine_share(decoder) not in (None, share):
         raise OutputError(
@@ -76,7 +76,7 @@ def _wanted_share(job: Job, setting: Setting, options: PredictOptions) -> float:
 
 
 def usual_share(placement: Placement) -> float:
-    """The share with which engines and loaders are done at the same time.
+    """The share with which engines and loaders finish at the same time.
 
     A little more or less makes no difference: ResNet50 on an H200 with 15 loaders did 12,600 images/s with a share of
     0.42, 13,700 with 0.55 and with 0.62, and 13,600 with 0.7.
@@ -86,7 +86,7 @@ def usual_share(placement: Placement) -> float:
 
 
 def _pays(job: Job, setting: Setting, options: PredictOptions) -> bool:
-    """Whether the engine decodes photos of a job that does not ask for it: no pixel may be another one for that."""
+    """Whether the engine decodes photos of a job that does not ask for it: only where that changes no pixel."""
     rendition = Rendition.of(options.reading)
     may_run = setting.device_kind == "gpu" and not setting.is_live and not options.check
     may_pay = may_run and has_same_pixels(rendition) and _is_fed(job, rendition) and engine.is_installed()
@@ -99,7 +99,7 @@ def _has_rows(job: Job, least: int) -> bool:
 
 
 def notes_of(job: Job, options: PredictOptions) -> tuple[str, ...]:
-    """Says who decodes photos, unless loaders decode all of them as was asked."""
+    """A line that says what decodes photos; none where loaders decode all of them as asked."""
     if job.decoder is not None:
         return (f"photos: the GPU decodes {job.decoder.share:.0%} of those that it takes, loaders the others",)
     if not options.decoder.startswith("gpu"):
@@ -110,7 +110,7 @@ def notes_of(job: Job, options: PredictOptions) -> tuple[str, ...]:
 
 
 def _problem_here(setting: Setting, decoder: str, *, is_resumed: bool) -> DeviceError | None:
-    """Why no engine can run here; None where that has to be tried."""
+    """Why no engine can run here; None where only a trial shows it."""
     begun = "the job was begun with a GPU that decodes its JPEGs, and" if is_resumed else f"--decoder {decoder}:"
     if setting.is_live or setting.device_kind != "gpu":
         where = "in this process" if setting.is_live else f"on {setting.placement.devices[0]}"
@@ -121,10 +121,10 @@ def _problem_here(setting: Setting, decoder: str, *, is_resumed: bool) -> Device
 
 
 def check_device(options: PredictOptions, find_devices: Callable[[], Sequence[Device]]) -> None:
-    """Check, before anything is loaded, that a job is to run where an engine can be.
+    """Check, before anything is loaded, that a job for which an engine was asked runs on a GPU.
 
     Raises:
-        DeviceError: It is to run elsewhere.
+        DeviceError: The job runs elsewhere.
     """
     if options.decoder.startswith("gpu") and (device := find_devices()[0]).kind != "gpu":
         raise _no_gpu(f"--decoder {options.decoder}: the model runs on {device}", is_resumed=False)

@@ -46,8 +46,9 @@ _PATH = re.compile(r"[^\s]*[\w)*\]][.][A-Za-z]\w{0,8}|[.~]?/[^\s]*")
 class OpenedJob:
     """A model and its data, ready to be started.
 
-    `digest` tells models apart; a later process would open both again with `location` and `arguments`.
-    `options` are those that were given, with what a model was trained with where that was left open: `notes` say so.
+    `digest` differs for different models; a later process would open both again with `location` and `arguments`.
+    `options` are those that were given; where they left open how the model is fed, it is fed as in training, and
+    `notes` say so.
     """
 
     model: ModelFile | LiveModel
@@ -137,7 +138,7 @@ def _taken_by(model: Any) -> str | None:
 
 
 def first_row(source: Source) -> dict[str, Array]:
-    """The first row of every column that can be fed, as a model is built with it."""
+    """The first row of every column that can be fed, with which a model is built."""
     span = next(iter(source.divide(1)), None)
     if span is None:
         raise InputError("the input has no rows", received=", ".join(f.path for f in source.fragments()[:3]))
@@ -231,8 +232,8 @@ def absolute(path: str) -> str:
 def is_paths(data: Any, takes: str | None = None) -> bool:
     """Whether these are the paths of files, and not rows of text.
 
-    A list of text is rows for a model that takes text, unless every one is a file. For one that takes anything else it
-    is paths; where nothing is known of the model, one that looks like a path or is there makes paths of all.
+    For a model that takes text, a list of text is rows, unless every item is a file. For any other model it is paths.
+    Where nothing is known of the model, it is paths if any item looks like a path or exists.
     """
     items = data if isinstance(data, (list, tuple)) else [data]
     if not items or not all(isinstance(item, (str, os.PathLike)) for item in items):

@@ -62,7 +62,7 @@ def describe_feeding(started: Started) -> list[str]:
 
 
 def describe_training(model: str | None, started: Started) -> list[str]:
-    """A line about what a model was trained with and this job does otherwise, if there is anything."""
+    """A line that says in what this job differs from how the model was trained, if it does."""
     bindings = () if started.source.is_positional else started.job.bindings
     return fed_otherwise(model, steps.as_request(started.options), bindings)
 
@@ -70,7 +70,7 @@ def describe_training(model: str | None, started: Started) -> list[str]:
 def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, str]:
     """The names under which columns are written, by their keys in a Result.
 
-    A name that both an output and a kept column have is renamed for the output.
+    If an output and a kept column have one name, a rename of it applies to the output.
 
     Raises:
         UsageError: A rename names nothing that is written, or gives the name of the row number.
@@ -99,8 +99,8 @@ def written_names(outputs: Iterable[str], options: PredictOptions) -> dict[str, 
 def start_finisher(started: Started, meter: Meter, schema: OutputSchema | None = None) -> None:
     """Start the user's function behind the model, where there is one, and find out what it gives.
 
-    It gives what `schema` says, which the parts of a resumed job have already, or else what it gives for the first
-    rows.
+    The parts of a resumed job already have a schema: then the function gives what `schema` says. Otherwise it gives
+    what it gave for the first rows.
 
     Raises:
         UsageError: An output and a kept column have one name: the function would get only one of them.
@@ -128,7 +128,7 @@ def start_finisher(started: Started, meter: Meter, schema: OutputSchema | None =
 def finished(started: Started, results: Iterable[Result | NotYet]) -> Generator[Result]:
     """Results as they are written: under their names, and as the user's function makes them.
 
-    `NOT_YET` among them says that more may come much later: what is under way is waited for, and given.
+    `NOT_YET` among them means that more may come much later: the results under way are then waited for, and given.
     """
     named = (result if result is NOT_YET else renamed(result, started.options) for result in results)
     if started.finisher is None:

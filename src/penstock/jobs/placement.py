@@ -20,7 +20,7 @@ from penstock.runtimes.keras.live import LiveModel
 
 _MOST_LOADER_THREADS = 8
 _MOST_LOADERS_AT_FIRST = 32
-"""That feed a GPU; more of them begin once it waits for data."""
+"""The most loaders that feed a GPU at first; more start when it waits for data."""
 _GPU_LANES = 4
 _LEAST_GPU_BYTES = 1 << 29
 
@@ -63,7 +63,7 @@ def devices_for(options: PredictOptions, recipe: Recipe | None, choice: Choice |
         if request.cpu_replicas is not None:
             replicas = 1  # cpu:4 says how many
         elif recipe is not None and recipe.device_kind == "cpu":
-            # The recipe says how many threads a replica has: as many replicas as fill the cores.
+            # The recipe fixes the threads of a replica: there are as many replicas as fill the cores.
             replicas = max(1, devices.usable_cores() // recipe.threads)
     return devices.choose(request, replicas, options.memory_fraction)
 
@@ -87,10 +87,10 @@ def _devices_wanted(options: PredictOptions, recipe: Recipe | None, runtime: str
 
 @contextlib.contextmanager
 def leased(chosen: list[Device], model: ModelFile, fraction: float, context: RunContext) -> Iterator[list[Device]]:
-    """Reserve the memory of GPUs that other runs leave, as long as the block lasts. A CPU needs no lease.
+    """Reserve the memory of GPUs that other runs leave free, while the block lasts. A CPU needs no lease.
 
     Raises:
-        DeviceError: The model, or so many of it, do not fit.
+        DeviceError: The model, or so many replicas of it, do not fit.
     """
     least = _LEAST_GPU_BYTES + 2 * num_bytes(model.location)
     with contextlib.ExitStack() as leases:

@@ -1,4 +1,4 @@
-"""Reference check: the first rows of a job once more, one by one, by the model's own framework on the CPU."""
+"""Reference check: the model's own framework predicts the first rows of a job again on the CPU, one by one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def _problem_of(started: Started, theirs: Prepared, noise: Noise) -> str | None:
     """Where the answers differ by more than is allowed, in words."""
     ours = started.prepared
     assert ours.answers is not None
-    # What a model that keeps state answers to a row alone says nothing: the same batches, in order, do.
+    # The answers of a model with state to single rows prove nothing: those to the same batches, in order, do.
     expected = theirs.alone if started.job.state == NONE else theirs.answers
     assert expected is not None
     problem = _failed_on_one_side(ours, theirs)
@@ -87,7 +87,7 @@ def _reference(
 
 def _failed_on_one_side(ours: Prepared, theirs: Prepared) -> str | None:
     for rows, others, where in ((ours, theirs, "there"), (theirs, ours, "here")):
-        # Both stop at so many rows: what lies behind the last that both looked at says nothing.
+        # Both sides stop after so many rows: rows after the last one that both looked at show nothing.
         last = max(others.answered, default=-1)
         missing = [row for row in rows.answered if row not in others.answered and row <= last]
         if missing or (rows.answered and not others.answered):

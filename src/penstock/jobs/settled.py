@@ -32,11 +32,11 @@ class Settled:
         schema: What is written.
         columns: What is read of the input.
         weights: A digest, for a model that a function built.
-        division: The rows of a span, and the most where the format wants more.
+        division: The rows of a span, and the most rows where the format needs larger spans.
         part_rows: The most rows of a part.
         is_streamed: Whether spans are not known beforehand and cannot be read again.
         kind: The kind of machine that settled it.
-        versions: What runs it there.
+        versions: The versions of what runs it there.
     """
 
     source: Source
@@ -64,9 +64,9 @@ def kind_here(started: Started) -> str:
 
 
 def kind_for(manifest: Manifest, options: PredictOptions) -> str:
-    """The kind in the manifest by whose recipe this machine goes on: its own, or one with the same kind of device.
+    """The kind in the manifest whose recipe this machine goes on with: its own, or one with the same kind of device.
 
-    Empty where there is none of these: then the job goes on as it began, or cannot.
+    Empty where there is no such kind: then the job goes on as it began, or cannot go on.
     """
     here = {name: _device_for(kind, options) for name, kind in manifest.kinds.items()}
     cores = inventory.usable_cores()
@@ -112,7 +112,7 @@ def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def settled_by(started: Started) -> Settled:
-    """What a job that is up, with its finisher, settles."""
+    """What a started job, with its finisher, settles."""
     schema = output_columns.output_schema(started, started.options)
     part_rows = started.options.part_rows
     return Settled(

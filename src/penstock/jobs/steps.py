@@ -48,7 +48,7 @@ def make_preprocess(source: Source, signature: Signature, options: PredictOption
 
 
 def _sized(spec: TensorSpec, size: Shape) -> TensorSpec:
-    """A column; of images, with the model's size where the files leave it open."""
+    """A column; a column of images gets the model's size where the files leave it open."""
     if spec.encoding != "image" or spec.shape is None or None in size[:2]:
         return spec
     channels = spec.shape[2] or (size[2] if size[2] in (1, 3, 4) else None)
@@ -70,7 +70,7 @@ def make_answers(options: PredictOptions, *, logits: bool) -> Answers | None:
 
 
 def as_json(options: Any, wanted: Callable[[Option], bool]) -> dict[str, Any]:
-    """The options that are wanted as plain JSON, functions by what is in them: a changed one makes another job."""
+    """The options that are wanted as plain JSON. A function is described by its content: a change makes another job."""
     return table.as_json(options, wanted, _describe_function)
 
 
@@ -83,7 +83,7 @@ def from_request(request: Mapping[str, Any], **others: Any) -> PredictOptions:
     """The options behind `as_request`, and `others` that a resumed run may choose.
 
     Raises:
-        UsageError: A function was of the process that began the job.
+        UsageError: A function existed only in the process that began the job.
     """
     return make_options({name: value for name, value in request.items() if name in OPTIONS} | others)
 

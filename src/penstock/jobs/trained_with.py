@@ -24,7 +24,7 @@ _FED = (
 
 
 def columns_fed(bindings: Iterable[Binding]) -> dict[str, list[str]]:
-    """The columns of every input that is made of nothing else, in their order."""
+    """The columns of every input that is made of columns only, in their order."""
     return {each.input: list(each.columns) for each in bindings if each.mask_of is None and not each.features}
 
 
@@ -51,7 +51,7 @@ def inputs_of_training(model: str | None, source: Source, options: PredictOption
 
 
 def fed_otherwise(model: str | None, request: Mapping[str, Any], bindings: Iterable[Binding] = ()) -> list[str]:
-    """A line about what a model was trained with and this job does otherwise, if there is anything.
+    """A line that says in what this job differs from how a model was trained, if it does.
 
     Args:
         model: Its location.
@@ -66,7 +66,7 @@ def fed_otherwise(model: str | None, request: Mapping[str, Any], bindings: Itera
     given = training.request.get("inputs") or {}
     for name, columns in columns_fed(bindings).items():
         then = training.columns.get(name, columns)
-        # A column of the input's own name holds what was stacked for it.
+        # A column with the input's own name holds what was stacked from columns in training.
         if columns not in (then, [name]):
             differing.append(_input(name, given.get(name, then)))
     if not differing:
@@ -83,7 +83,7 @@ class _Training:
 
 
 def _training_of(model: str | None) -> _Training | None:
-    """The training job that wrote a model; None where there was none, or it cannot be read: the model is whole."""
+    """The training job that wrote a model; None where there was none, or where it cannot be read."""
     if model is None or "://" in model or not os.path.exists(model):
         return None
     folder = os.path.dirname(os.path.abspath(model))
@@ -109,7 +109,7 @@ def _input(name: str, columns: Sequence[str]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    """An option as the shell has it; one that training did not have as its absence."""
+    """An option as on the command line; `no --flag` for an option that training did not have."""
     option = OPTIONS[name]
     if value is None or value is False:
         return f"no {option.flag}"

@@ -22,7 +22,7 @@ class FailureLimit:
 
     Args:
         allowed: The share of rows that may fail.
-        records: What was committed before.
+        records: The parts that were committed before.
         order: The numbers of the spans, or of other things that are counted, in their order; None where results come in
             order.
     """
@@ -63,16 +63,16 @@ class FailureLimit:
 class Writer:
     """Commits on a thread of its own, so that an fsync does not keep the replicas waiting for their slots.
 
-    What results were read from is digested on others meanwhile: of large rows that takes longer than writing (150 KB
-    each, 25,000 of them a second on an H200: 3.8 GB, as much as one thread reads there).
+    Other threads meanwhile digest the input of the results: for large rows that takes longer than writing (150 KB each,
+    25,000 of them a second on an H200: 3.8 GB, as much as one thread reads there).
 
-    `put` and `finish` raise what went wrong there. `on_error` is called at once, on that thread: nothing may be put for
-    long where the engine is fed from outside.
+    `put` and `finish` raise the error of that thread. `on_error` is called at once, on that thread: where the engine is
+    fed from outside, the next `put` may be much later.
     """
 
     _DEPTH = 4
     _DIGESTING = 2
-    """So many threads."""
+    """The number of threads that digest."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Writer:
             self._queue.put(write)
 
     def drop(self, part: int, then: Callable[[], None]) -> None:
-        """Forget what was put so far of a part, which nobody wants any more; `then` removes its files."""
+        """Forget what was put so far of a part that is no longer needed; `then` removes its files."""
 
         def drop() -> None:
             self._parts.drop(part)

@@ -21,7 +21,7 @@ class Candidate:
 def candidates(
     model: ModelFile, recipe: Recipe, bindings: Sequence[Binding], outputs: Sequence[TensorSpec] = ()
 ) -> list[Candidate]:
-    """Every other runtime than the recipe's that could execute the model on the same kind of device.
+    """Every runtime, other than the recipe's, that could execute the model on the same kind of device.
 
     Those that cannot be tried come last.
     """
@@ -52,7 +52,7 @@ def candidates(
 
 
 def _is_alike(own: RuntimeEntry, other: RuntimeEntry) -> bool:
-    """Whether another runtime loads a model as its own does. No other Keras reads what only tf_keras reads."""
+    """Whether another runtime loads a model as its own runtime does: no other Keras reads what only tf_keras reads."""
     return own.loader is None or other.loader in (None, own.loader)
 
 

@@ -31,7 +31,7 @@ from penstock.pool.devices.inventory import usable_cores
 WINDOW_S = 0.4
 _ROUNDS = 5
 _CALLS = 8
-"""How many batches a measurement runs at most, where a batch takes long: two lanes, to compile and to time."""
+"""The most batches that a measurement runs where a batch takes long: in two lanes, to compile and to time."""
 _HOPELESS_AFTER, _BEHIND, _BEHIND_WHILE_GAINING = 3, 0.7, 0.4
 
 
@@ -51,15 +51,15 @@ class Contender:
 
     @property
     def is_unsteady(self) -> bool:
-        """Whether it failed at what had run before."""
+        """Whether a size that had run before failed later."""
         ran = {(point.batch_size, lanes) for point, lanes in self.points if point.problem is None}
         return any(point.problem is not None and (point.batch_size, lanes) in ran for point, lanes in self.points)
 
     def measure(self, batch_size: int, clock: Clock, *, lanes: int | None = None) -> Point:
         """Rows a second of all its replicas together, each running batches of this size.
 
-        Measured twice, and the faster one counts, as other work of the machine only makes it slower. Of several
-        replicas the second one counts, when all have compiled. A batch that takes long is measured once.
+        It is measured twice, and the faster result counts, because other work of the machine only makes it slower. With
+        several replicas the second result counts, when all have compiled. A batch that takes long is measured once.
 
         Raises:
             OutOfTime: The time of the search is over.
@@ -112,7 +112,7 @@ class Contender:
     def problem_of(self, point: Point, lanes: int) -> str | None:
         """Why a size that was measured must not be chosen: it did not run, or took too much memory.
 
-        The least that it took counts: a process keeps some of the memory of larger sizes.
+        The least memory that was measured counts: a process keeps some of the memory of larger sizes.
         """
         same = [known for known, its_lanes in self.points if (known.batch_size, its_lanes) == (point.batch_size, lanes)]
         taken = min((known.memory_bytes for known in same if known.problem is None), default=0)
@@ -172,11 +172,11 @@ def start(
 ) -> Contender:
     """Start the processes of a setting, and compare its answers with those of `started`, the model's own framework.
 
-    Without a tolerance it is that framework, and there is nothing to compare. A runtime that the user asked for may
-    answer rows with NaN otherwise; that is told.
+    Without a tolerance, the setting runs on that framework, and there is nothing to compare. A runtime that the user
+    asked for may give other answers to rows with NaN; the user sees a note about it.
 
     Raises:
-        ModelError: The answers are others, or the runtime refuses the model.
+        ModelError: The answers differ, or the runtime refuses the model.
     """
     began = time.perf_counter()
     engine, prepared = answer_first_rows(setting, started, context, clock)
@@ -196,7 +196,7 @@ def start(
 
 
 def _compared(ours: Prepared, started: Started, tolerance: float, context: RunContext, clock: Clock) -> Proof:
-    """Whether the answers are those of `started`. Its noise is measured where that decides, once for all contenders."""
+    """Whether the answers are those of `started`, whose noise is measured once, where it can decide."""
     proof = proof_of(ours, started.prepared, tolerance, started.noise or NO_NOISE)
     if started.noise is None and proof.may_be_noise(tolerance):
         context.note(f"plan: measuring the noise of {started.recipe.runtime} ({clock.left:.0f} s left)")
@@ -208,9 +208,10 @@ def _compared(ours: Prepared, started: Started, tolerance: float, context: RunCo
 
 
 def _noise_of(started: Started, context: RunContext, clock: Clock) -> Noise:
-    """How far the framework's answers are from the truth; without float64, from one another, with other threads, too.
+    """How far the framework's answers are from the truth or, without float64, from one another.
 
-    What cannot be found out allows nothing.
+    Without float64, its answers with another number of threads are compared as well. Noise that cannot be measured
+    allows nothing.
     """
     found = NO_NOISE
     if isinstance(started.engine, Tunable) and started.engine.is_up:
@@ -241,7 +242,7 @@ def answer_first_rows(
     """
     job = started.job
     if job.decoder is not None and not job.decoder.decides_bits:
-        job = replace(job, decoder=None)  # loaders make the same of these few
+        job = replace(job, decoder=None)  # loaders decode these few rows to the same pixels
     if not job.buckets and started.signature.fixed_batch is None:
         job = replace(job, batch_size=min(job.batch_size, CHECKED_ROWS))
     return prepare_beside(

@@ -34,12 +34,12 @@ def convert_if_needed(
 ) -> ModelFile:
     """The file that a runtime reads: the model itself, or its converted step, made and compared now if it is missing.
 
-    `step` is what the converted step is kept under, and `held` keeps it from being cleared. Without a runtime it is
-    the model's own.
+    `step` is the key of the converted step in the cache, and `held` keeps it from being cleared. Without a runtime, the
+    file is the model itself.
 
     Raises:
         DeviceError: A package is missing.
-        ModelError: The model does not convert, or its converted step answers something else.
+        ModelError: The model does not convert, or its converted step gives other answers.
     """
     if runtime is None or not needs_conversion(model, runtime):
         return model

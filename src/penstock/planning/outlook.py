@@ -15,9 +15,10 @@ LIGHT_START_S = 1.0
 """Seconds to start a runtime that imports neither TensorFlow nor Keras (measured: 0.7 to 0.8 for small models)."""
 LOOK_S = 1.0
 _CONVERSION_S, _PARAMETERS_A_SECOND = 1.0, 8e6
-"""About how long converting takes: of a small model (0.7 to 1.0 s), and more for a large one."""
+"""About how long converting takes: the seconds for a small model (measured: 0.7 to 1.0), and how many parameters make
+it a second longer."""
 _LATER_JOBS = 2
-"""So many later jobs must pay for what a job searches for them."""
+"""How many later jobs are counted on to make up for the time of a search for them."""
 _HOPE = 1.3
 """A runtime may be so many times as fast as expected: it is left out only where not even that would pay."""
 
@@ -29,9 +30,9 @@ class Outlook:
     Args:
         candidates: The runtimes that can be tried beside the model's own.
         gains: How many times as fast as the model's own framework each of them is expected to be.
-        heavy_start_s: What a runtime takes to start that imports a framework.
-        conversion_s: What converting the step takes; 0 where that is done.
-        light_look_s: What it takes to start a runtime that imports no framework, compare its answers and look at it.
+        heavy_start_s: How long a runtime that imports a framework takes to start.
+        conversion_s: How long converting the step takes; 0 where that is done.
+        light_look_s: The seconds to start a runtime that imports no framework, compare its answers and look at it.
     """
 
     candidates: tuple[Candidate, ...]
@@ -64,10 +65,10 @@ class Outlook:
         return self.light_look_s if kinds.runtime(runtime).reads_steps else self.heavy_start_s + LOOK_S
 
     def after(self, runtime: str, gain: float, took_s: float) -> Outlook:
-        """The outlook once `runtime` was looked at, was so many times as fast as the own framework, and took so long.
+        """The outlook after a look at `runtime`, which was `gain` times as fast as the own framework and took `took_s`.
 
-        Other runtimes of the converted step take as long. What they gain for a model goes up and down together: half
-        of the surprise, as factors go, is expected of them, too.
+        Other runtimes of the converted step are expected to take as long. Their gains for a model rise and fall
+        together: the square root of the factor between the measured and the expected gain is expected of them, too.
         """
         if not kinds.runtime(runtime).reads_steps:
             return self
@@ -82,10 +83,10 @@ class Outlook:
         """How long a search may take for a job of so many seconds.
 
         Args:
-            predicted_s: What the job would take without a search.
-            computed_s: What the model takes of that, which is all that another runtime can save; None for all of it.
-            faster: How many times as fast as the model's own framework the job would be without one.
-            first_s: What has to be done before anything can be tried.
+            predicted_s: How long the job would take without a search.
+            computed_s: How much of that the model takes: another runtime can save no more; None for all of it.
+            faster: How many times as fast as the model's own framework the job would be without a search.
+            first_s: How long it takes until anything can be tried.
         """
         best = max(self.candidates, key=lambda each: self.gain(each.runtime), default=None)
         if best is None:
@@ -95,13 +96,13 @@ class Outlook:
 
     @property
     def has_light(self) -> bool:
-        """Whether one of them imports no framework."""
+        """Whether one of the candidates imports no framework."""
         return any(kinds.runtime(each.runtime).reads_steps for each in self.candidates)
 
     def for_the_next_s(self, predicted_s: float) -> float:
-        """How long a job that is too short for a search of its own may search for the next one like it; 0 for not.
+        """How long a job that is too short for a search of its own may search for later ones like it; 0: not at all.
 
-        A runtime that imports no framework starts seconds sooner.
+        Those gain by it: a runtime that imports no framework starts seconds sooner.
         """
         if not self.has_light:
             return 0.0
@@ -116,7 +117,7 @@ class Outlook:
 
 
 def expected_gains(model: str, own: str, device_kind: str, family: str) -> dict[str, float]:
-    """What runtimes usually gain for such models; on this machine, by the plans that were made on it."""
+    """How many times as fast runtimes usually are for such models; plans made on this machine count first."""
     usual = dict[str, float]()
     if (own, device_kind) == ("tensorflow", "cpu"):
         entries = kinds.runtimes().items()

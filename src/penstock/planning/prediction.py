@@ -56,7 +56,7 @@ def _noise(started: Started) -> dict[str, Any]:
 
 
 def rates_of(result: SearchResult, started: Started) -> Rates:
-    """How fast each stage is by itself, as far as the first rows tell."""
+    """How fast each stage is by itself, as far as the first rows show."""
     placement, choice = started.placement, result.choice
     on_gpu = placement.devices[0].kind == "gpu"
     devices = len({device.index for device in placement.devices}) if on_gpu else 1
@@ -92,7 +92,7 @@ def _seconds_to_write(started: Started) -> float:
     answers = started.prepared.answers
     if not answers or not started.prepared.answered:
         return 0.0
-    # Kept columns and what a function would make are not among the answers.
+    # The answers include neither kept columns nor what the user's function would give.
     options = replace(started.options, keep=(), rename={}, postprocess=None)
     schema = output_columns.output_schema(started, options)
     rows = max(1, min(_MOST_WRITTEN_ROWS, _WRITTEN_BYTES // schema.row_bytes))

@@ -38,12 +38,12 @@ _FINALS_SHARE = 0.3
 """Share of the time of a search that is kept for the best contenders: a second look, other replicas, other lanes."""
 _LADDER_S = 4.0
 _CONVERSION_SHARE = 0.8
-"""Share of the time that is left for converting: the runtimes that read the step need some, too."""
+"""Converting may take this share of the time that is left: the runtimes that read the step need the rest."""
 _LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
 _KEPT_ALIVE = {"cpu": 3, "gpu": 1}
-"""How many contenders wait to be climbed with; on a GPU each takes memory from the next."""
+"""How many contenders stay up until their batch sizes are measured; on a GPU each takes memory from the next."""
 _CLIMBERS = 2
-"""How many are climbed with; others only if they could still win."""
+"""For how many contenders all batch sizes are measured; for others only if they could still win."""
 
 Value = TypeVar("Value")
 
@@ -79,13 +79,13 @@ class Search:
     """One search. Afterwards the job's own engine is still up, unless a measurement killed it.
 
     Args:
-        step: What the converted step is kept under.
+        step: The key of the converted step in the cache.
         started: The job on the model's own framework, with default settings and answers of the first rows.
         rows: How many rows the whole job has.
         context: Log, stop flag and display of the run.
         is_for_job: Whether a job waits for it: then nothing is tried that cannot save more than it takes.
         known: The plan of a search that was cut short, where this one goes on.
-        is_for_next: Whether it is for later jobs alone, which are to start sooner.
+        is_for_next: Whether it is only for later jobs, so that these start sooner.
     """
 
     step: str
@@ -125,7 +125,7 @@ class Search:
 
     @property
     def has_tried_light(self) -> bool:
-        """Whether a runtime that imports no framework ran, or was found to be none for this model."""
+        """Whether a runtime that imports no framework ran, or was found not to run this model."""
         tried = {trial.runtime for trial in self.trials} - set(self._left)
         return any(kinds.runtime(name).reads_steps for name in tried)
 
@@ -147,7 +147,7 @@ class Search:
 
     @cached_property
     def outlook(self) -> Outlook:
-        """What can be tried, the most promising first, as is known by now. What cannot is noted among the trials."""
+        """What can be tried, the most promising first, as far as is known by now. What cannot becomes a trial."""
         started, kind = self.started, self.started.recipe.device_kind
         others: list[Candidate] = []
         if started.options.runtime is None:
@@ -237,7 +237,7 @@ class Search:
             return None
         if self.clock.left < self.outlook.conversion_s + LIGHT_START_S + LOOK_S:
             return None
-        # Giving up ends the process that converts. It is not given up before starting it anew would have been dearer.
+        # Giving up ends the process that converts, and starting it again takes time: so it gets that much more.
         allowed_s = _CONVERSION_SHARE * self.clock.left + own.start_s
         self.context.note(f"plan: converting the model ({self.clock.left:.0f} s left)")
         try:
@@ -264,7 +264,7 @@ class Search:
             return
         model = store.converted_model(self.model, folder) if candidate.is_converted and folder else self.model
         setting = replace(self.started.decision.setting, runtime=candidate.runtime, model=model)
-        # On a CPU one batch keeps all their threads busy; two get into each other's way (ResNet50: 20 % slower).
+        # On a CPU one batch keeps all threads of these runtimes busy; two hinder each other (ResNet50: 20 % slower).
         is_busy = kinds.runtime(candidate.runtime).reads_steps and setting.device_kind == "cpu"
         lanes = 1 if is_busy else setting.placement.lanes
         setting = setting.placed(devices=self._devices(), lanes=lanes)
@@ -337,7 +337,7 @@ class Search:
         """Measure the batch sizes of the best two, and of others that could still win."""
         for place, each in enumerate(list(self._best)):
             if each.contender.is_own and not each.contender.engine.is_up:
-                continue  # converting the model ended it, and what it reached before stays
+                continue  # converting the model ended its process, and its earlier result stays
             fastest = max(other.rate for other in self._best)
             if (place >= _CLIMBERS or self.is_for_job) and each.rate < _RIVAL * fastest:
                 continue
@@ -390,8 +390,8 @@ class Search:
         by_bytes = max(1, _MOST_BATCH_BYTES // row_bytes)
         most = min(_MOST_ROWS, whole, by_bytes, batching.most_rows_of_outputs(output_bytes))
         likely = tuning.likely_size(started.job.batch_size, started.prepared.batch_seconds)
-        # The model's own framework has compiled the size of the rule of thumb already; and there is no climb from here
-        # to a better one where only the start counts.
+        # The model's own framework has compiled the size of the rule of thumb already; and where only the start counts,
+        # no better size is looked for.
         is_by_rule = climber.is_own or self.is_for_next
         return Ladder(min(started.job.batch_size if is_by_rule else likely, most), most, climber.room_bytes)
 
@@ -428,7 +428,7 @@ class Search:
             best.point = Ladder(1, 1, best.contender.room_bytes, points).best or best.point
 
     def _drop_unsteady(self) -> None:
-        """Leave out contenders that failed at what had run before: the job would, too."""
+        """Leave out contenders of which a size that had run before failed later: the job would fail, too."""
         for each in [each for each in self._best if each.contender.is_unsteady]:
             self._best.remove(each)
             self._let_go(each.contender)

@@ -32,10 +32,10 @@ from penstock.runtimes.catalog import choose_runtime
 from penstock.runtimes.keras.live import LiveModel
 
 _MUCH_MORE_TIME = 2.0
-"""A plan that was cut short is searched for again by a job that allows so many times as long a search."""
+"""If the search for a plan was cut short, a job that allows more than so many times as long a search makes another."""
 _BATCHES_OF_A_LOOK = 9
 _SLACK = 2.0
-"""What is searched for later jobs alone is small, and may take longer than expected."""
+"""A search that is only for later jobs is small, and may take so many times as long as expected."""
 _DOES_NOT_RUN = (ModelError, DeviceError, OutputError, WorkersDied)
 
 
@@ -78,7 +78,7 @@ class _PlannedStart:
 
     @cached_property
     def step(self) -> str:
-        """What a converted step is kept under. Known before anything is loaded."""
+        """The key of a converted step in the cache. It is known before anything is loaded."""
         return store.step_key(self.model, self.request.source.schema(), self.options)
 
     def run(self, may_search: bool) -> Started:
@@ -99,7 +99,7 @@ class _PlannedStart:
         wants_answers = may_search or self.options.precision != "model"
         started = self._start(self.options.runtime, answers_rows=CHECKED_ROWS if wants_answers else 0)
         if broken is not None:
-            store.forget(broken)  # only now: where nothing runs, it is not the plan's fault
+            store.forget(broken)  # only now: if nothing had run, the plan would not be to blame
         try:
             notes = self._compare_precision(started)
             may_search = may_search and can_search(started)
@@ -180,7 +180,7 @@ class _PlannedStart:
         return started
 
     def _start_soonest(self, plan: Plan) -> Started | None:
-        """Start a short job on what is done sooner than the plan's choice; None where nothing is, or it does not run.
+        """Start a short job with what is done sooner than the plan's choice; None if nothing is, or does not run.
 
         A plan that the user gave is always followed.
         """
@@ -196,7 +196,7 @@ class _PlannedStart:
             return None
 
     def _soonest(self, plan: Plan) -> Plan:
-        """The plan for this job: of what can start at once, what is done soonest. A short job counts the start."""
+        """The plan for this job: of the choices that can start at once, the one that is done soonest."""
         device, folder = self._devices()[0], store.conversion_folder(self.step)
         exact = replace(store.converted_model(self.model, folder), precision="model")
         ready = {
@@ -259,7 +259,7 @@ class _PlannedStart:
         return bool(plan.left) and self._goes_on(plan, seconds)
 
     def _goes_on(self, plan: Plan, seconds: float) -> bool:
-        """Whether it pays to try now what there was no time for when a plan was searched for."""
+        """Whether it pays to try now the runtimes that the search for a plan had no time for."""
         kind, left = self._devices()[0].kind, ", ".join(plan.left)
         own_start_s = plan.own.start_s if plan.own is not None else 0.0
         own_name = plan.own.runtime if plan.own is not None else plan.choice.runtime
@@ -317,7 +317,7 @@ class _PlannedStart:
         return started
 
     def _for_the_next_s(self, search: Search, predicted_s: float) -> float:
-        """How long to search for later jobs alone. What runs now is looked at, too, and must not be lost by that."""
+        """How long to search only for later jobs. The job's own processes are measured, too, and must survive that."""
         is_kept = self._may_keep and search.started.recipe.device_kind == "cpu"
         is_quick = _BATCHES_OF_A_LOOK * search.started.prepared.batch_seconds <= outlook.LOOK_S
         return _SLACK * search.outlook.for_the_next_s(predicted_s) if is_kept and is_quick else 0.0
@@ -350,7 +350,7 @@ class _PlannedStart:
         plan = prediction.plan_of(result, search.started, search.rows)
         plan = replace(plan, search_s=round(clock.spent, 2), budget_s=seconds, notes=notes, step=self.step)
         if search.is_for_next:
-            plan = replace(plan, budget_s=0.0, is_cut_short=True)  # any job that is searched for finds more
+            plan = replace(plan, budget_s=0.0, is_cut_short=True)  # a search for a longer job finds more
         if self._may_keep and (search.has_tried_light or not search.is_for_next):
             plan = replace(plan, key=self._key(), made_for=self._facts())
             store.save_plan(plan)

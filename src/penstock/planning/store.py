@@ -29,7 +29,7 @@ from penstock.runtimes.tensorflow.to_onnx import FORMAT
 from penstock.storage.disk import checksum_of_file, regular
 
 _UNREADABLE = (OSError, ValueError, RecursionError, UsageError, OutputError)
-"""What a file in the cache may raise that something else than penstock wrote."""
+"""What reading a file in the cache may raise if something other than penstock wrote it."""
 _KEPT_CONVERSIONS = 16
 _KEPT_S = 7 * 24 * 3600.0
 _ABANDONED_S = 24 * 3600.0
@@ -42,9 +42,9 @@ _TOO_LONG = {"model": "this model", "columns": "these columns", "hardware": "the
 
 
 def step_key(model: ModelFile, schema: Mapping[str, TensorSpec], options: PredictOptions) -> str:
-    """What decides a compiled step: the model, the columns that feed it, and what is done to them and to its answers.
+    """The key of a compiled step: the model, the columns that feed it, and what is done to them and to its answers.
 
-    Known before anything is loaded, so that a converted step is found without the framework it came from.
+    It is known before anything is loaded, so that a converted step is found without the framework it came from.
     """
     return _digest(_step_facts(model, schema, options))
 
@@ -98,11 +98,11 @@ def describe_nearest(facts: Mapping[str, Any]) -> str | None:
 def found_before(model: str, own: str, device_kind: str, family: str) -> dict[str, float]:
     """How many times as fast as `own`, the model's own framework, other runtimes were in earlier plans of this machine.
 
-    By plans for the same model where there are any, else by those for models whose rows look alike; medians.
+    The medians of plans for the same model where there are any, otherwise of plans for models with similar rows.
     """
     of_model, of_family = dict[str, list[float]](), dict[str, list[float]]()
     for plan in _plans():
-        # A plan without a budget is of one look, at a size that may suit no runtime but the model's own.
+        # A plan without a budget comes from a single look, at a size that may suit only the model's own runtime.
         if plan.made_for.get("hardware", [[None]])[0][0] != device_kind or not plan.budget_s:
             continue
         if plan.own is None or plan.own.runtime != own:
@@ -142,7 +142,7 @@ def _brief(value: Any) -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    """Of everything that a plan may choose, and of what makes or reads a converted step."""
+    """The versions of everything that a plan may choose, and of what makes or reads a converted step."""
     versions = {name: entry.package.version for name, entry in kinds.runtimes().items()}
     versions["converter"] = kinds.CONVERTER.version
     return versions | {name: kinds.installed_version(name) for name in ("penstock", "keras", "onnx", "jaxlib")}
@@ -153,7 +153,7 @@ def load_plan(key: str) -> Plan | None:
     try:
         plan = _read(_plan_path(key))
     except _UNREADABLE:
-        return None  # none there, or of another version: a new one takes its place
+        return None  # there is none, or it is of another version: a new one takes its place
     converted = plan.choice.converted
     return plan if converted is None or is_whole(converted) else None
 
@@ -232,12 +232,12 @@ def read_plan(path: str) -> Plan:
 
 
 def conversion_folder(step: str) -> str:
-    """Where the converted step belongs. Another version of anything that takes part makes another step."""
+    """Where the converted step is kept. Another version of any package that takes part makes another step."""
     return os.path.join(cache_folder(), CONVERTED, _digest({"step": step, "format": FORMAT, "versions": _versions()}))
 
 
 def is_whole(folder: str) -> bool:
-    """Whether a converted step is there as it was written for its place, and by this user: others could write any."""
+    """Whether a converted step is unchanged since this user wrote it for this folder: others could write anything."""
     try:
         if not is_own(folder):
             return False
@@ -254,12 +254,12 @@ def is_whole(folder: str) -> bool:
 
 @lru_cache(4)
 def _checksum(path: str, size: int, mtime_ns: int) -> str:
-    """Of a file, read once as long as it has this size and this time."""
+    """The checksum of a file, which is read again only after its size or its time changed."""
     return checksum_of_file(path)
 
 
 def note_agreement(folder: str, model: ModelFile, runtime: str, device: Device, proof: Proof) -> None:
-    """Note that a converted step answers as the model's own framework does on this runtime, but for a difference."""
+    """Note how far the answers of a converted step on this runtime are from those of the model's own framework."""
     with contextlib.suppress(OSError):
         noted = {"difference": proof.difference, "needed": proof.needed, "of_nan": proof.of_nan}
         _write(_agreement_path(folder, model, runtime, device), json.dumps(noted))
@@ -275,7 +275,7 @@ def is_agreed(folder: str, model: ModelFile, runtime: str, device: Device, toler
 
 
 def difference_of_nan(folder: str, model: ModelFile, runtime: str, device: Device) -> str | None:
-    """How rows with NaN are answered otherwise, if that was noted."""
+    """How the answers to rows with NaN differ, if that was noted."""
     try:
         of_nan = _read_agreement(folder, model, runtime, device)["of_nan"]
         return None if of_nan is None else str(of_nan)
@@ -289,7 +289,7 @@ def _read_agreement(folder: str, model: ModelFile, runtime: str, device: Device)
 
 
 def _agreement_path(folder: str, model: ModelFile, runtime: str, device: Device) -> str:
-    """Another processor or card may round otherwise: its name is a part of the note's."""
+    """Where a note is kept. Its name depends on that of the device: another processor or card may round differently."""
     name = _digest({"name": device.name})[:8]
     return os.path.join(folder, f"agreed-{runtime}-{device.kind}-{name}-{model.precision}")
 
@@ -302,7 +302,7 @@ def touch(folder: str) -> None:
 
 @contextlib.contextmanager
 def staged(folder: str, is_whole: Callable[[str], object] = is_whole) -> Iterator[str]:
-    """A folder of the same name that takes its place when all went well: other runs see a whole one, or none."""
+    """A folder that takes the place of `folder` when all went well: other runs see a whole one, or none."""
     parent, name = os.path.split(folder)
     os.makedirs(parent, exist_ok=True)
     _drop_oldest(parent)

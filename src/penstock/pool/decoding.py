@@ -13,9 +13,9 @@ from penstock.core.records import Array, RowFailure
 from penstock.errors import OutOfMemory
 
 AHEAD = 3
-"""So many batches are decoded before a lane is free for them."""
+"""How many batches are decoded before a lane is free for them."""
 THREADS = 2
-"""So many batches are decoded at once (ResNet50 on an H200: 11,400 images/s with 1, 12,400 with 2, 12,100 with 3)."""
+"""How many batches are decoded at once (ResNet50 on an H200: 11,400 images/s with 1, 12,400 with 2, 12,100 with 3)."""
 
 
 class BatchDecoder:
@@ -28,7 +28,7 @@ class BatchDecoder:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, batch: Batch, span_start: int, *, for_host: bool = False) -> tuple[RowFailure, ...]:
-        """Decode what is encoded, and return the rows that cannot be. Arrays in which some are encoded are let go of.
+        """Decode the encoded rows; returns those that cannot be decoded. Arrays with encoded rows are released.
 
         Args:
             batch: Its arrays are replaced.
@@ -45,7 +45,7 @@ class BatchDecoder:
             self._shapes[name] = batch.arrays[name].shape
             rows, bad = self._decoder.decode(batch.arrays[name], sizes, batch.rows)
             is_kept = self._stays_on_device and not for_host
-            # What takes arrays of a batch takes these, too: see `OnDevice`.
+            # Code that takes arrays of a batch takes these, too: see `OnDevice`.
             decoded[name] = cast("Array", rows) if is_kept else rows.on_host()
             note(bad, name, numbers, failures)
         batch.arrays = batch.arrays | decoded
@@ -54,13 +54,13 @@ class BatchDecoder:
         return tuple(failures.values())
 
     def reserve(self, batches: int) -> None:
-        """Take memory for so many batches like those that were decoded; what is not there now is taken later."""
+        """Allocate memory for so many batches like those that were decoded; what is not free now is allocated later."""
         with contextlib.suppress(OutOfMemory):
             for shape in self._shapes.values():
                 self._decoder.reserve(shape, batches, THREADS)
 
     def go_on_without_device(self) -> bool:
-        """Decode on the host from now on, where that changes no bit. No other thread decodes meanwhile."""
+        """Decode on the host from now on, where that changes no bit. No other thread may decode meanwhile."""
         if self.kind.decides_bits or self.kind.on_host() is self.kind:
             return False
         self.close()
@@ -96,9 +96,9 @@ class Places:
             self._changed.notify_all()
 
     def take_alone(self) -> bool:
-        """There is one place from now on: give the caller's back, and take it once no other is taken.
+        """Reduce the places to one: give the caller's place back, and take the one when no other is taken.
 
-        False where no other was, so that waiting would change nothing, or where they are closed.
+        Returns False if no other was taken, so that waiting would change nothing, or if the places are closed.
         """
         with self._changed:
             was_alone = self._taken == 1 and not self._waiting
@@ -114,13 +114,13 @@ class Places:
             return not self.is_closed
 
     def open_all(self) -> None:
-        """As many places as at first: nothing lies on the device any more that was decoded."""
+        """Restore the first number of places: no decoded rows lie on the device any more."""
         with self._changed:
             self._most = self._given
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody waits any longer."""
+        """End all waiting."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()

@@ -41,7 +41,7 @@ def load_batches(
 ) -> Iterator[Batch]:
     """The batches of a span. A batch never crosses a span, and is filled up with its last row.
 
-    Of a traced job, when it read is noted in `marks`.
+    For a traced job, `marks` gets the times of reading.
     """
     pieces = read_pieces(job, span, watch, marks)
     if job.buckets and job.fewest_rows is not None:
@@ -74,7 +74,7 @@ def read_pieces(
 
 
 def read_blocks(source: Source, span: Span, columns: Sequence[str]) -> Iterator[Block]:
-    """The blocks of a span. A file that is gone is told as such: to its format it may look damaged.
+    """The blocks of a span. A file that is gone is reported as gone: to its format it may look damaged.
 
     Raises:
         FileGone: A file is not there any more, on a disk or in a store.
@@ -93,7 +93,7 @@ def read_blocks(source: Source, span: Span, columns: Sequence[str]) -> Iterator[
         said = missing.filename or said or source.origin(span, min(row, span.stop - 1))
         path = max((path for path in source.paths if said.startswith(path)), key=len, default=None)
         if path is None or os.path.exists(path):
-            raise  # a file that is not of the input: of a plugin, say
+            raise  # a file that does not belong to the input: one of a plugin, say
         raise gone(path) from error
 
 
@@ -169,7 +169,7 @@ def _feed(job: Job, binding: Binding, block: Block, failures: dict[int, RowFailu
 
 
 def _note(bad: BadRows, column: str, block: Block, failures: dict[int, RowFailure]) -> None:
-    """Record bad rows of a block; of those that lack a value, with what stood in the file."""
+    """Record bad rows of a block; for those that lack a value, with what the file has there."""
     explain = block.explain_null
     for position, reason in bad.items() if explain is not None else ():
         # A row that could not be read has nulls, too, and its reason already.
@@ -188,7 +188,7 @@ def _records(binding: Binding, block: Block, failures: dict[int, RowFailure]) ->
         else:
             column = block.columns[names[0]]
             values = column.raw() if isinstance(column, Deferred) else column
-            # What the model itself puts in the place of a missing value is what it was trained on.
+            # A feature with a default stays missing: the model was trained with that default.
             columns.append(filled(values, binding.nulls, feature.dtype) if feature.is_required else values)
     records, bad = encode(columns, binding.features)
     for position, rows in bad.items():

@@ -89,8 +89,8 @@ class Pipeline:
         outputs: What the first batch gave: every other must give rows of the same shapes.
         room: Slots that its own loaders put batches into; without them, batches lie on the heap.
         decoder: Decodes what loaders left encoded; None where they decode all rows.
-        ahead: So many batches are decoded before a lane is free for them; one batch at a time is on the device where
-            it is less than 0.
+        ahead: How many batches are decoded before a lane is free for them; if it is less than 0, only one batch at a
+            time is on the device.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Pipeline:
         return work
 
     def _begin(self) -> None:
-        """From now on a lane that has nothing to do waits for data; before, there was no work to wait for."""
+        """From now on an idle lane counts as waiting for data; before, there was no work to wait for."""
         if self._fed_at is None:
             self._fed_at = time.perf_counter()
 
@@ -227,7 +227,7 @@ class Pipeline:
             waited = room.take_waited() if room is not None else 0.0
             work.timings.read += loaded - started - waited
             work.timings.wait_for_room += waited
-            # It waits before it writes the first row.
+            # The loader waits for a slot before it writes the first row.
             self._mark(work, tracing.LOAD, started + waited, loaded, batch)
             if waited > tracing.SHORT_S:
                 self._mark(work, tracing.WAIT_FOR_ROOM, started, started + waited, batch)
@@ -296,13 +296,13 @@ class Pipeline:
 
     def _decode_within_memory(self, batch: Batch, span_start: int) -> tuple[RowFailure, ...]:
         assert self._decoder is not None
-        # What other batches hold is free once they have run.
+        # The memory that other batches hold is free when they have run.
         ways_on = iter((self._places.take_alone, self._go_on_without_device))
         while True:
             try:
                 return self._decoder(batch, span_start)
             except OutOfMemory as error:
-                short = error.with_traceback(None)  # which holds what lies on the device
+                short = error.with_traceback(None)  # the traceback keeps arrays on the device alive
             if not any(way() for way in ways_on):
                 raise short
 
@@ -390,7 +390,7 @@ class Pipeline:
         return trimmed
 
     def _check_turn(self, span: Span, batch: Batch) -> None:
-        """Of a model that every call changes, batches come in the order of the input, and no other."""
+        """Check that a model that every call changes gets its batches in the order of the input."""
         if self._job.state != VARIABLES:
             return
         row = span.start + int(batch.positions[0])
@@ -422,7 +422,7 @@ class Pipeline:
         ]
         result = to_result(work.span, batches, failures)
         self._emit(replace(result, reduced_to=min(work.reduced_to, default=None)), work.timings)
-        # Only now: a batch that comes once more meanwhile must still be known.
+        # Only now: a batch that comes a second time before this must still be recognised.
         self._sent.pop(work.span.index, None)
 
 

@@ -1,17 +1,17 @@
-"""How a node of a cluster brings what it has written to the output. The driver commits it, or nobody does.
+"""How a node of a cluster brings what it has written to the output. Only the driver commits it.
 
-An attempt is one try to build a piece on one node; its name is its own among all runs. A node whose attempt was given
-to another may not know it yet, and still write: nothing that it writes can be taken for a part of the job.
+An attempt is one try to build a piece on one node; its name is unique among all runs. A node whose piece was given to
+another node may still write for a while: nothing that it writes can be taken for a part of the job.
 
 On a shared disk a node writes to a folder of the attempt, inside that of the run, which the driver has made. Only the
-driver renames. When the attempt or the run is over its folder is gone, and with it what a late node still writes.
+driver renames. When the attempt or the run is over, its folder is removed, and with it what a late node still writes.
 
-On object storage a node creates the final names, each where there is none, with the attempt and the CRC32C in the
-object's metadata. Where the name is taken by the same bytes, those are as good as its own. Where other bytes have
-it (of another kind of node, or of one that ran out of memory), the node takes the next name of this part, as a part
-that is built again does. No node overwrites or removes an object, so none can harm what another has delivered or
-committed; names that no record knows are removed when the run ends. A node that finds the lock of its run gone, or
-another in its place, is late and creates nothing: what it would create then, nobody would remove.
+On object storage a node creates objects under the final names, each only where there is none, with the attempt and the
+CRC32C in the object's metadata. Where an object of that name has the same bytes, it is as good as the node's own. Where
+it has other bytes (of another kind of node, or of one that ran out of memory), the node takes the next name of this
+part, as a part that is built again does. No node overwrites or removes an object, so none can harm what another has
+delivered or committed; objects that no record names are removed when the run ends. A node that finds the lock of its
+run gone, or another lock in its place, is late and creates nothing: nothing would remove what it created then.
 """
 
 import itertools
@@ -60,7 +60,7 @@ class NodeOutput(Protocol):
 
 
 def node_output(output: str, run: str, mark: str) -> NodeOutput:
-    """The output of a run of the cluster, which is called `run`; `mark` is in the lock that its driver holds."""
+    """The output of the run of a cluster with the name `run`; `mark` is in the lock that its driver holds."""
     place = place_of(output)
     return _OnDisk(place.path, run) if isinstance(place, LocalFolder) else _InStore(place, Objects(output), mark)
 
@@ -73,7 +73,7 @@ class _OnDisk:
     def begin(self, attempt: str) -> str:
         folder = self._folder(attempt)
         with output_errors():
-            # Not its parents: where the folder of the run is gone, the run is over, and this node is late.
+            # Its parents are not made: where the folder of the run is gone, the run is over, and this node is late.
             os.mkdir(folder)
         return folder
 
@@ -127,7 +127,7 @@ class _InStore:
         self._scratch.remove()
 
     def _upload(self, attempt: str, path: str, name: str, staged: StagedPart) -> bool:
-        """Whether the object of this name is the file: because it was created now, or because it has its bytes."""
+        """Create an object from a file; returns whether the object of this name, new or not, has the file's bytes."""
         checksum = staged.record.checksums[name]
         metadata = {ATTEMPT: attempt, CHECKSUM: checksum}
         if self._objects.upload(path, name, only_new=True, metadata=metadata):

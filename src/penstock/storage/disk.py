@@ -51,7 +51,7 @@ def _not_a_file(path: str, mode: int) -> NotAFile:
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a regular file, as the `opener` of `open`. A FIFO would keep whoever opens or reads it waiting for ever.
+    """Open a regular file, as the `opener` of `open`. To open or to read a FIFO might wait for ever.
 
     Raises:
         NotAFile: It is anything else.
@@ -113,7 +113,7 @@ def write_whole(path: str, content: bytes, staging: str | None = None) -> None:
 
 
 def append_whole(file: IO[bytes], content: bytes) -> None:
-    """Append to a file that has no buffer; where the disk refuses, no part of the content stays in it."""
+    """Append to a file that has no buffer; if the disk refuses, no part of the content stays in it."""
     size = os.fstat(file.fileno()).st_size
     try:
         while content:
@@ -140,7 +140,7 @@ def checksum_of(content: bytes) -> str:
 
 
 def checksum_of_file(path: str) -> str:
-    """The same of a file, read in pieces: from the page cache, where it was just written."""
+    """The CRC32C of a file, which is read in pieces: from the page cache, if it was just written."""
     value = 0
     with open(path, "rb", buffering=0) as file:
         while piece := file.read(_STEP_BYTES):

@@ -28,14 +28,14 @@ class FitManifest:
     Args:
         request: What the user asked for, as plain JSON: enough to start the job again.
         others: Options that change no weight, as plain JSON.
-        model_digest: Of the model that is trained.
+        model_digest: The digest of the model that is trained.
         fingerprint: A digest of the model, the input and every option that decides the weights.
         fragments: The input files, those of validation last.
         devices: What it trains on, as `--devices` has it: the number of devices decides bits.
-        threads: Of the framework: they decide bits, too.
-        backend: Of Keras.
+        threads: The threads of the framework: they decide bits, too.
+        backend: The backend of Keras.
         classes: The names of classes, where labels are text; by output, if there are several.
-        versions: What wrote this.
+        versions: The versions of what wrote this.
         workers: How many processes began it; 0 on one machine.
     """
 
@@ -73,7 +73,7 @@ def load_fit_manifest(place: Place) -> FitManifest | None:
         return None
     address = place.address(MANIFEST)
     try:
-        version = document.get(_VERSION, 1)  # the first one had it elsewhere
+        version = document.get(_VERSION, 1)  # version 1 kept this field in another place
         if version != VERSION:
             raise ValueError(f"version {version}, not {VERSION}")
         check_seal(content)

@@ -37,15 +37,15 @@ ALL_FAILURES = f"{INTERNAL}/failures.jsonl"
 class PartRecord:
     """A committed part, or a piece of one that an interrupt cut short.
 
-    `first_span` to `stop_span` are the spans it holds; `cut` tells pieces of one part apart, and orders them; `files`
-    maps names in the output folder to sizes; `failures_bytes` is the size of its file of failures. `reduced` maps spans
-    to the batch size that they took, where that of the recipe did not fit into the memory: the bits are those of the
-    recipe for all others. `digests` maps spans to the digests of the bytes that they were read from, where these lie in
-    files. `not_finite` of the rows have a prediction that is NaN or infinite. `checksums` maps the names of all files,
-    that of the failures too, to the CRC32C of their content; it is empty in records of an older penstock.
-    `written_at` is the time of the clock when it was written, which only `penstock status` uses. `kind` is the kind of
-    node that it was built on, and so its recipe in the manifest; empty for the first kind. `node` is the name of that
-    node; empty for a machine that had no cluster.
+    `first_span` to `stop_span` are the spans it holds; `cut` numbers the pieces of one part; `files` maps names in the
+    output folder to sizes; `failures_bytes` is the size of its file of failures. `reduced` maps spans to the batch size
+    that they took, where that of the recipe did not fit into the memory: the bits are those of the recipe for all
+    others. `digests` maps spans to the digests of the bytes that they were read from, where these lie in files.
+    `not_finite` of the rows have a prediction that is NaN or infinite. `checksums` maps the names of all files, that of
+    the failures too, to the CRC32C of their content; it is empty in records of an older penstock. `written_at` is the
+    time of the clock when it was written, which only `penstock status` uses. `kind` is the kind of node that it was
+    built on, and so its recipe in the manifest; empty for the first kind. `node` is the name of that node; empty for a
+    machine that had no cluster.
     """
 
     part: int
@@ -223,7 +223,7 @@ class NumberedJournal:
         self._number = read.number
         self._unsealed = read.unsealed
         if read.beyond or read.sealed:
-            # A crash in the middle leaves a gap, and what is beyond a gap is removed before anything is appended.
+            # A crash in the middle of this leaves a gap: what is beyond a gap is removed before anything is appended.
             fence()
             objects.remove([*read.beyond, *read.sealed])
 
@@ -263,8 +263,8 @@ class NumberedJournal:
 class _Numbered:
     """What is in a journal of objects.
 
-    `number` is that of the first object that is not there; `unsealed` the lines of the objects that are in no segment;
-    `sealed` the names of objects that a segment holds, too: a crash came before they were removed.
+    `number` is the number of the first object that does not exist; `unsealed` holds the lines of the objects that are
+    in no segment; `sealed` names objects that a segment holds, too, because a crash came before they were removed.
     """
 
     records: list[PartRecord]
@@ -348,5 +348,5 @@ def decode_record(line: bytes) -> PartRecord | None:
         record = PartRecord(**fields | shared)
         check_types(record)
     except (ValueError, TypeError, RecursionError):
-        return None  # the checksum of nothing is right for nothing
+        return None  # an empty record may have the right checksum
     return lean(record)

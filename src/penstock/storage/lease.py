@@ -7,8 +7,8 @@ run that finds it takes it over
   watching it (clocks of two machines may differ by more than a minute: a lock that changes is alive whatever it says).
 A process of this machine that is alive keeps its lock, however long it sleeps, as it would keep one on a file.
 
-All of it by conditional puts: of two runs that want the lock, one gets it. A holder that was cut off and comes back
-finds another's token in the lock, and stops before it writes anything that counts (`check`).
+All of this is done by conditional puts: of two runs that try to take the lock, only one gets it. A holder that was cut
+off and comes back finds another token in the lock, and stops before it writes anything that counts (`check`).
 """
 
 import json
@@ -71,7 +71,7 @@ class LockHolder:
         return (self.host, self.boot, self.processes) == (socket.gethostname(), _boot(), _processes())
 
     def is_running(self) -> bool:
-        """Whether the process is there: its number may have gone to another one since. Asked only where it is."""
+        """Whether the process still runs, and not another one with its number. Only for a holder on this machine."""
         try:
             process = psutil.Process(self.pid)
             is_same: bool = abs(process.create_time() - self.started) < _SAME_START_S
@@ -119,7 +119,7 @@ class OutputLease:
         self._is_over.set()
         self._heart.join()
         hasty = self._objects.hasty()
-        with suppress(OutputError):  # the store is away: the next run finds that this process is gone
+        with suppress(OutputError):  # the store cannot be reached: the next run finds that this process is gone
             if self._is_ours(hasty.read(LOCK)):
                 hasty.remove([LOCK])
 
@@ -127,7 +127,7 @@ class OutputLease:
         """Make sure that the lock is still ours.
 
         Raises:
-            OutputError: Another run took it over, or somebody removed it.
+            OutputError: Another run took it over, or it was removed.
         """
         content = self._objects.read(LOCK)
         if not self._is_ours(content):
@@ -148,7 +148,7 @@ class OutputLease:
 
     def _keep(self) -> None:
         while not self._is_over.wait(self._renew_s):
-            with suppress(OutputError):  # the store is away: the next beat, or the next commit, will tell
+            with suppress(OutputError):  # the store cannot be reached: the next beat or commit finds out
                 if not self.renew():
                     return
 
@@ -176,7 +176,7 @@ class OutputLease:
     def _has_changed(self, holder: LockHolder, tag: str) -> bool:
         """Whether a lock that seems to be given up is renewed while we watch it."""
         if holder.is_here():
-            return False  # then we know that the process is gone
+            return False  # `is_alive` has found that its process is gone
         self._sleep(WATCH_S)
         current = self._objects.read_tagged(LOCK)
         return current is not None and current[1] != tag
@@ -190,7 +190,7 @@ def is_alive(holder: LockHolder, now: float) -> bool:
 
 
 def holder_of(objects: Objects) -> LockHolder | None:
-    """The living run that holds the output, as far as one look can tell. Takes nothing and changes nothing."""
+    """The living run that holds the output, as far as one look shows. Takes nothing and changes nothing."""
     content = objects.read(LOCK)
     holder = LockHolder.decode(content) if content is not None else None
     return holder if holder is not None and is_alive(holder, time.time()) else None

@@ -6,13 +6,12 @@ follow each other from its first span on.
 The order of every commit, and what a crash after each step leaves:
 1. the part's files and its failures are written and fsynced under temporary names (`PartBuilder`): the folder with them
    is removed at the next start;
-2. they are renamed to their final names, the part's files first, and the folders are fsynced: the journal does not know
-   them, and the next start removes them;
-3. the record is appended to the journal and fsynced: the part exists.
-A part that is replaced gets other names than it had: until the record of step 3 is written, the old part is valid, and
-from then on the new one is. The files of the old part are removed last, or at the next start.
-`failures.jsonl` is put together from the failures of the parts when a run ends, for people to read. A crash before that
-loses nothing; the next start does it. `remote_prefix` says the same of object storage, where each step is one object.
+2. they are renamed to their final names, the part's files first, and the folders are fsynced: no record names them, and
+the next start removes them; 3. the record is appended to the journal and fsynced: the part exists. A part that is
+replaced gets other names than it had: until the record of step 3 is written, the old part is valid, and from then on
+the new one is. The files of the old part are removed last, or at the next start. `failures.jsonl` is put together from
+the failures of the parts when a run ends, for people to read. A crash before that loses nothing; the next start does
+it. `remote_prefix` describes this for object storage, where each step is one object.
 """
 
 import bisect
@@ -45,8 +44,8 @@ class NotAsWritten(OutputError):
 class Ledger:
     """Commits the parts of one job. Opening it brings the place to the state that the journal describes.
 
-    `altered` are files of parts that were found to have another content than was written: they count as missing.
-    `kind` is that of this machine, which the records of parts that are built here get.
+    `altered` are files of parts whose content is not what was written: they count as missing. `kind` is the kind of
+    this machine; it goes into the records of parts that are built here.
     """
 
     def __init__(self, place: Place, manifest: Manifest, altered: Collection[str] = (), kind: str = "") -> None:
@@ -56,10 +55,10 @@ class Ledger:
         self._by_part: dict[int, list[PartRecord]] = {}
         self._kind = "" if kind == manifest.first_kind else kind
         self._built_by: dict[int, str] = {}
-        """By part, the kind of machine that built what is damaged of it."""
+        """By part, the kind of machine that built its damaged piece."""
         self._has_attempts = False
         self.repairs = [f"the journal: {problem}" for problem in self._journal.problems]
-        """What was damaged or missing, in words: it is to be predicted again."""
+        """What was damaged or missing, in words, and has to be predicted again."""
         self._recover(altered)
         self.staging = place.staging()
         """Where parts are built. Another process that builds a part of a local folder needs the same file system."""
@@ -76,12 +75,12 @@ class Ledger:
         return tuple(span for piece in self.pending_pieces() for span in spans[piece.first_span : piece.stop_span])
 
     def pending_pieces(self) -> list[PartPiece]:
-        """What is to be built: each of these may be given to another engine, or to another machine."""
+        """The pieces that have to be built: each may be given to another engine, or to another machine."""
         pieces = map(self.piece_of, self._manifest.parts)
         return [piece for piece in pieces if piece.first_span != piece.stop_span]
 
     def pinned_pieces(self) -> dict[str, list[PartPiece]]:
-        """What was built before and is damaged, by the kind of machine that built it: it is built there again."""
+        """The pieces that were built before and are damaged, by the kind of machine that has to build them again."""
         pinned: dict[str, list[PartPiece]] = {}
         for piece in self.pending_pieces() if self._built_by else ():
             kind = self._built_by.get(piece.part)
@@ -91,9 +90,9 @@ class Ledger:
         return pinned
 
     def piece_of(self, span_index: int) -> PartPiece:
-        """What a span belongs to: all of its part that is not committed.
+        """The piece that a span belongs to: all of its part that is not committed.
 
-        Where the input streams, nothing is planned: parts are counted, and begin with the span that is asked for.
+        Where the input streams, parts are not planned: the next part begins with this span.
         """
         if self._manifest.part_rows is not None:
             return PartPiece(len(self._by_part), 0, span_index, None, self._manifest.part_rows)
@@ -107,7 +106,7 @@ class Ledger:
         )
 
     def piece_in_place_of(self, part: int) -> PartPiece:
-        """A whole part, to be built again: its name is none that the part has now."""
+        """A whole part that is to be built again, under a name that the part does not have now."""
         first, stop = self._planned(part)
         taken = {record.cut for record in self._by_part.get(part, ())}
         return PartPiece(part, next(cut for cut in range(len(taken) + 1) if cut not in taken), first, stop)
@@ -141,7 +140,7 @@ class Ledger:
         """Commit what nodes of a cluster delivered, all of it by one append to the journal.
 
         Returns:
-            Of each part: True; False where its spans are committed already; the error where its files are not what its
+            For each part: True; False where its spans are committed already; the error where its files are not what its
             record says: that attempt has failed, and the part can be built again.
         """
         self._has_attempts = True
@@ -157,7 +156,7 @@ class Ledger:
         records = [parts[place].record for place in wanted.values() if outcomes[place] is True]
         if records:
             self._append(records)
-        # Of a piece that was delivered twice, the other attempt is as good where the first is not as it was written.
+        # If a piece was delivered twice, and the first attempt is not as it was written, the other attempt is taken.
         failed = {first for first, place in wanted.items() if outcomes[place] is not True}
         others = [n for n, each in enumerate(parts) if each.record.first_span in failed and n not in wanted.values()]
         if others:
@@ -188,7 +187,7 @@ class Ledger:
         crash_point("replace_done")
 
     def finish(self) -> None:
-        """Leave everything as people read it. Nothing is built after this."""
+        """Remove what late attempts left, and write `failures.jsonl`. Nothing is built after this."""
         if self._has_attempts:
             # On object storage, attempts that came too late may have created names of their own.
             self._remove_unknown()
@@ -221,7 +220,7 @@ class Ledger:
             self._by_part[record.part] = valid_records([*self._by_part.get(record.part, ()), record])
 
     def _recover(self, altered: Collection[str]) -> None:
-        """Remove what no record knows, and take parts out of the journal whose files are not what they were."""
+        """Remove files that no record names, and take parts with altered or missing files out of the journal."""
         records = planned_records(self._journal.records, self._manifest)
         intact = {(record.part, record.cut) for record in intact_records(self._place, records, altered)}
         for record in records:
@@ -244,7 +243,7 @@ class Ledger:
         put_failures_together(self._place, self.records)
 
     def _remove_unknown(self) -> None:
-        """Remove what no record knows. Uploads come first: one that is completed meanwhile is a file by then."""
+        """Remove files that no record names. Uploads are dropped first: one completed before that is a file then."""
         folders, name_of_part = part_folders(self._manifest), _part_name(self._manifest)
 
         def is_ours(name: str) -> bool:
@@ -259,13 +258,13 @@ class PieceDesk(Protocol):
     """Says what a span belongs to, and takes pieces that are written: the ledger, or a node that has no ledger."""
 
     def piece_of(self, span_index: int) -> PartPiece | None:
-        """What a span belongs to; None where nobody wants it any more."""
+        """The piece that a span belongs to; None where the span is no longer needed."""
         ...
 
     def builder(self, piece: PartPiece, sink: Sink, step: Step = not_traced) -> PartBuilder: ...
 
     def commit(self, staged: StagedPart) -> bool:
-        """Take a piece; False where it is not wanted any more."""
+        """Take a piece; False where it is no longer needed."""
         ...
 
 
@@ -308,13 +307,13 @@ class OpenParts:
                 self._write(waiting)
 
     def drop(self, part: int) -> None:
-        """Forget what is open of a part, where anything is: nobody wants it any more."""
+        """Drop what is open of a part that is no longer needed."""
         builder = self._builders.pop(part, None)
         if builder is not None:
             builder.abandon()
 
     def commit_all(self) -> None:
-        """Commit of every open part what is there from its beginning on: an interrupt cuts parts short."""
+        """Commit every open part up to its first missing span: an interrupt cuts parts short."""
         for part in sorted(self._builders):
             self._finish(part)
 
@@ -347,7 +346,7 @@ def committed_records(place: Place, manifest: Manifest, altered: Collection[str]
 def planned_records(records: Iterable[PartRecord], manifest: Manifest) -> list[PartRecord]:
     """The valid records of a journal that hold what the manifest planned for their parts.
 
-    Where a record was lost, what followed it in its part begins too late, and does not count either.
+    If a record was lost, later records of its part begin too late, and do not count either.
     """
     valid = valid_records(records)
     if manifest.part_rows is not None:
@@ -360,7 +359,7 @@ def planned_records(records: Iterable[PartRecord], manifest: Manifest) -> list[P
 def intact_records(
     place: Place, records: Sequence[PartRecord], altered: Collection[str] = (), *, has_failures: bool = True
 ) -> list[PartRecord]:
-    """The records whose files are in the place as they say, without pieces that follow a damaged one of their part.
+    """The records whose files are in the place as recorded, without pieces after a damaged one of their part.
 
     Args:
         place: Where to look.
@@ -389,8 +388,8 @@ def is_finished(manifest: Manifest, records: Sequence[PartRecord]) -> bool:
 def put_failures_together(place: Place, records: Sequence[PartRecord]) -> None:
     """Write `failures.jsonl` from the failures of the parts, unless it is there already.
 
-    Its length tells whether it is up to date: it is removed before a record is replaced, and otherwise the journal
-    only grows, or loses its end. The caller holds the lock, and builds no part.
+    Its length shows whether it is up to date: it is removed before a record is replaced, and otherwise the journal only
+    grows, or loses its end. The caller holds the lock, and builds no part.
     """
     with_failures = [record for record in records if record.failed]
     if place.sizes(INTERNAL).get(ALL_FAILURES) == sum(record.failures_bytes for record in with_failures):
@@ -415,8 +414,8 @@ def tidy(place: Place, manifest: Manifest, records: Sequence[PartRecord], *, is_
     Args:
         place: Where the job is. The caller holds the lock, and builds no part.
         manifest: The job.
-        records: Its committed parts: all that there are.
-        is_thorough: Look at the journal, too, and put the failures together again, whatever is there.
+        records: All of its committed parts.
+        is_thorough: Look at the journal, too, and put the failures together again even if they are there.
     """
     if is_thorough:
         place.remove([ALL_FAILURES])

@@ -15,7 +15,7 @@ from penstock.storage.part_builder import StagedPart
 
 
 def attempt_folder(run: str, attempt: str = "") -> str:
-    """Where nodes of a cluster build parts, relative to the output: a folder of the run, in it one of each attempt."""
+    """Where nodes of a cluster build parts, relative to the output: a folder for the run, with one for each attempt."""
     return os.path.join(INTERNAL, "staging", run, attempt)
 
 
@@ -133,7 +133,7 @@ class LocalFolder:
     def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
         sizes = [{name: _size(self._at(path)) for path, name in part.paths.items()} for part in parts]
         crash_point("attempt_confirmed")
-        # What is not as its record says stays where it is: what has a name in the output is whole.
+        # A part that differs from its record stays where it is: files with final names are always whole.
         whole = [part for part, found in zip(parts, sizes, strict=True) if found == part.record.all_files]
         paths = {self._at(path): name for part in whole for path, name in part.paths.items()}
         self.publish(paths)
@@ -173,7 +173,7 @@ class LocalFolder:
 
 
 def _size(path: str) -> int:
-    """The size of a file that another machine wrote; -1 where there is none. Opening it asks a shared disk anew."""
+    """The size of a file that another machine wrote; -1 where there is none. Opening it refreshes a shared disk."""
     try:
         with open(path, "rb", opener=regular) as file:
             return os.fstat(file.fileno()).st_size

@@ -13,7 +13,7 @@ from penstock.errors import OutputError
 from penstock.storage.disk import internal, make_folders, output_errors, regular
 
 _WORD = secrets.token_hex(16)
-"""Tells this process from those of all machines: nodes of a cluster know by it that they see the same folder."""
+"""A word that no other process on any machine has: by it, nodes of a cluster check that they see the same folder."""
 
 
 class OutputLock:
@@ -55,7 +55,7 @@ class OutputLock:
         return self
 
     def _is_still_there(self, descriptor: int) -> bool:
-        """A job that never began removes its lock file: whoever opened it before that holds a lock on nothing."""
+        """Whether the lock file still exists: a job that never began removes it, and the lock on it is then void."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
         except FileNotFoundError:

@@ -23,14 +23,14 @@ from penstock.storage.stored_spans import StoredSpans, nested_tuples
 
 MANIFEST_VERSION = 7
 _CONTINUED_VERSION = 6
-"""Jobs since then are gone on with."""
+"""A job of this version or a later one can be continued."""
 _READABLE_VERSION = 4
-"""What folders since then hold can be looked at and removed."""
+"""A job of this version or a later one can be looked at and removed."""
 _GONE_ON_WITH = f"{_CONTINUED_VERSION} to {MANIFEST_VERSION}"
 MANIFEST = f"{INTERNAL}/manifest.json"
 _VERSION = "penstock_manifest"
 KIND, FIT = "kind", "fit"
-"""What tells the manifest of a training job (`fit_manifest`), which lies in the same file."""
+"""What marks the manifest of a training job (`fit_manifest`), which has the same file name."""
 IS_NEW = "it was not there then"
 ARE_OTHERS = "some of these files were added or removed, or have another size"
 _NOT_BY_HAND = "put back the manifest that penstock wrote, or begin again: with another output, or after removing it"
@@ -38,7 +38,7 @@ _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
 _FEW = 8
 """A longer list is not shown whole in a message."""
 _OF_MODELS = ("model", "weights", "checkpoint")
-"""What a request names whose content the digest of the model covers, and so do modules of its own classes."""
+"""The fields of a request that name files or folders whose content the digest of the model covers."""
 _SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
 
 
@@ -54,8 +54,8 @@ class Generation:
         first_part: Their first part.
         packed_paths: Their paths, where a fragment stands for several files (`pack_paths`); "" where each has its own.
         num_packed: How many these are.
-        division: How they were divided into spans: the rows of a span, and the most where the format wants more. An
-            older penstock did not say.
+        division: How they were divided into spans: the rows of a span, and the most rows where the format needs larger
+            spans. An older penstock did not record it.
     """
 
     first_fragment: int = 0
@@ -104,7 +104,7 @@ class Manifest:
 
     Args:
         request: What the user asked for, as plain JSON: enough to start the job again.
-        model_digest: Of what was loaded: the model's files, its weights, the modules of its classes.
+        model_digest: The digest of what was loaded: the model's files, its weights, the modules of its classes.
         fingerprint: A digest of the model, the fragments and every option that changes the output.
         fragments: The input files.
         recipe: What decides the bits.
@@ -112,10 +112,10 @@ class Manifest:
         schema: What is written.
         spans: Every span of the input.
         parts: The first span of every planned part.
-        versions: What wrote this.
+        versions: The versions of what wrote this.
         weights: A digest, for a model that a function built.
-        max_failures: What a resumed run goes by, unless it is told otherwise.
-        decoder: The same, for who decodes photos.
+        max_failures: The share of rows that may fail in a resumed run that does not give its own.
+        decoder: Which decoder decodes photos in a resumed run that does not give its own.
         part_rows: Where the input streams, spans and parts are not known when the job starts: a part ends when it has
             so many rows. None for all other inputs.
         streamed: The spans and rows that such an input had, once it has ended.
@@ -125,7 +125,7 @@ class Manifest:
         part_folders: The folders that hold part files, relative to the output; "" is the output itself.
         generations: The files that the job began with, and those of each append.
         kinds: The kinds of machines that run the job, by name. `recipe`, `split` and `versions` are those of the first.
-        version: Of the manifest's format.
+        version: The version of the manifest's format.
     """
 
     request: dict[str, Any]
@@ -213,7 +213,7 @@ def load_manifest(place: Place) -> Manifest | None:
     """The manifest of a place; None where there is none.
 
     Raises:
-        OutputError: The manifest is damaged, or of a version that this penstock does not know.
+        OutputError: The manifest is damaged, or of a version that this penstock cannot read.
     """
     path = place.address(MANIFEST)
     try:
@@ -252,7 +252,7 @@ def load_manifest(place: Place) -> Manifest | None:
 
 
 def _check(manifest: Manifest) -> None:
-    """See that a manifest can be worked with.
+    """Check that a manifest can be used.
 
     Raises:
         TypeError: A field has another type.
@@ -307,7 +307,7 @@ def _check_generations(generations: Sequence[Generation], fragments: int, spans:
 
 
 def _converted(document: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of an older version, with what it does not say."""
+    """A manifest of an older version, with the fields that it lacks."""
     format_ = document["request"]["format"]
     names = [column["name"] for column in document["schema"]["columns"]]
     folders = ["row", *names] if format_ == "npy" else [""]
@@ -392,7 +392,7 @@ class OfFiles(Protocol):
 def changed_files(old: OfFiles, fragments: Sequence[Fragment]) -> dict[str, str | None]:
     """The input files that are not as they were when the job began, and how: None where only their time differs.
 
-    Files that are not there any more, or not as large, come first.
+    Files that are missing, are new, or have another size come first.
     """
     before = {fragment.path: fragment for fragment in old.fragments}
     after = {fragment.path: fragment for fragment in fragments}

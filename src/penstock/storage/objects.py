@@ -1,8 +1,8 @@
 """The objects under one prefix of a remote store: whole reads, whole writes, and writes on a condition.
 
 Stores differ in what they promise. S3 and Google Cloud Storage create an object only where there is none, in one step;
-S3 also replaces one only while it is what we think it is. Elsewhere we look and then write, which leaves a moment in
-which two runs may pass each other: the journal's numbers and the lock's token still tell them apart afterwards.
+S3 also replaces an object only if it has not changed. In other stores we look first and then write, and two runs may
+both do so at the same moment: the journal's numbers and the lock's token still distinguish them afterwards.
 
 A call may be done although its answer was lost, and is then done again. So every write is safe to repeat, and a
 condition that fails is checked against what is there: it may be our own.
@@ -48,7 +48,7 @@ class NoConditions(Exception):
 class Objects:
     """Objects by their names under `url`.
 
-    Every method raises OutputError, with the address, where the store refuses or stays away through all tries.
+    Every method raises OutputError, with the address, if the store refuses, or cannot be reached in any of the tries.
     """
 
     def __init__(self, url: str, *, tries: int = _TRIES, sleep: Callable[[float], object] = time.sleep) -> None:
@@ -91,7 +91,7 @@ class Objects:
         return content
 
     def read_each(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """The objects in their order, several of them asked for at once; those that are not there are left out."""
+        """The objects in their order, read several at once; those that do not exist are left out."""
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             for first in range(0, len(names), _AT_ONCE):
                 some = names[first : first + _AT_ONCE]
@@ -100,7 +100,7 @@ class Objects:
                         yield name, content
 
     def read_tagged(self, name: str) -> tuple[bytes, str] | None:
-        """The content of an object and the tag on whose condition `replace` replaces it."""
+        """The content of an object, and the tag with which `replace` replaces exactly this content."""
         # The tag comes first: if the object changes in between, the old tag guards the new content, and a replacement
         # is refused. The other way round it would be allowed.
         tag = self._ask(name, lambda: self._store.info(self._path(name))["ETag"]) if self._is_s3 else None
@@ -112,7 +112,7 @@ class Objects:
         self._tell(name, lambda: self._store.pipe_file(self._path(name), content))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Put an object where there is none; whether the object there is now this one."""
+        """Put an object where there is none; returns whether the object there is now this one."""
         try:
             self._tell(name, lambda: self._store.pipe_file(self._path(name), content, mode="create"))
         except ConditionFailed:
@@ -124,7 +124,7 @@ class Objects:
         return True
 
     def replace(self, name: str, content: bytes, tag: str) -> bool:
-        """Put an object in the place of the one with this tag; whether the object there is now this one."""
+        """Put an object in the place of the one with this tag; returns whether the object there is now this one."""
         if not self._is_s3:
             return self._look_and_replace(name, content, tag)
         bucket, key, _ = self._store.split_path(self._path(name))
@@ -147,7 +147,7 @@ class Objects:
     def upload(self, path: str, name: str, *, only_new: bool, metadata: Mapping[str, str] | None = None) -> bool:
         """Put a local file, which appears when it is complete; False where `only_new` finds one there.
 
-        The `metadata` are kept with it by stores that have such.
+        Stores that have metadata keep `metadata` with it.
         """
         mode = "create" if only_new else "overwrite"
         options = {"Metadata": dict(metadata)} if metadata and self._is_s3 else {}
@@ -199,7 +199,7 @@ class Objects:
     def abort_uploads(self, is_ours: Callable[[str], bool]) -> None:
         """Drop what S3 holds of uploads in pieces that were never completed: it is invisible, and paid for.
 
-        Other stores drop it by themselves. One that refuses to say what it holds is left as it is.
+        Other stores drop it by themselves. If the store refuses to list them, they stay.
         """
         if not self._is_s3:
             return
@@ -239,11 +239,11 @@ class Objects:
             raise _explained(error, self.address(name)) from error
 
     def _tell(self, name: str, call: Callable[[], object]) -> None:
-        """Write.
+        """Make a call that writes.
 
         Raises:
             ConditionFailed: The condition of the write does not hold.
-            NoConditions: The store knows no conditions.
+            NoConditions: The store has no conditional writes.
         """
         try:
             if self._has_folders:
@@ -270,7 +270,7 @@ def _open(url: str) -> tuple[Any, str]:
     # No listing is kept: other runs and people write here, too.
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if url.startswith(("s3://", "s3a://")):
-        # One layer decides how often a call is tried, and that is ours.
+        # Only our own layer decides how often a call is tried.
         options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * _AT_ONCE}
     try:
         store, path = fsspec.core.url_to_fs(url, **options)

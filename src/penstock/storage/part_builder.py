@@ -1,4 +1,4 @@
-"""Builds parts: results of spans in, in any order; finished files under temporary names out.
+"""Builds parts: results of spans come in, in any order, and finished files under temporary names come out.
 
 Any process can build a part. A PartBuilder needs a description of the piece, a sink, a schema and a folder, all of
 them picklable; what it gives is a StagedPart, plain JSON, which the owner of the ledger commits.

@@ -1,8 +1,8 @@
 """Where the output of a job is kept: what storage asks of a place, and the place behind `--output`.
 
 There are two kinds, a folder of this machine and a prefix of a remote store. Names are relative to the place, with
-slashes. A place is used by the run that holds its lock, but for `read`, `sizes`, `children`, `read_journal`,
-and `holder`, which change nothing.
+slashes. Only the run that holds its lock uses a place, except for `read`, `sizes`, `children`, `read_journal` and
+`holder`, which change nothing.
 """
 
 import re
@@ -47,7 +47,7 @@ class Place(Protocol):
         ...
 
     def lock(self) -> AbstractContextManager[object]:
-        """Held by one living run; OutputError where another holds it."""
+        """A lock that one living run holds; OutputError where another run holds it."""
         ...
 
     def holder(self) -> str | None:
@@ -55,11 +55,11 @@ class Place(Protocol):
         ...
 
     def held_since(self) -> float:
-        """When the run began that holds the lock, by the clock; the last run that held it, where none does."""
+        """When the run that holds the lock, or held it last, began, by the clock."""
         ...
 
     def mark(self) -> str:
-        """What is in the lock: it tells this place, while one run holds it, from all others on any machine."""
+        """A text in the lock. While a run holds it, no other place on any machine has the same one."""
         ...
 
     def children(self) -> list[str] | None:
@@ -107,7 +107,7 @@ class Place(Protocol):
         ...
 
     def drop_attempt(self, run: str, attempt: str) -> None:
-        """Remove what an attempt has written, where no other attempt can have a part in it."""
+        """Remove what an attempt has written, where no other attempt can share it."""
         ...
 
     def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:

@@ -58,7 +58,7 @@ class RemotePrefix:
         return LockHolder.decode(self._objects.read(LOCK) or b"").token
 
     def children(self) -> list[str] | None:
-        # The first contact with the store: a wrong address should be told in seconds.
+        # The first contact with the store: a wrong address should be reported in seconds.
         kinds = self._objects.hasty().children()
         if kinds is not None and kinds.get("") == "file":
             raise OutputError("the output is not a folder", received=self.address())
@@ -107,7 +107,7 @@ class RemotePrefix:
             sizes[name] = os.path.getsize(temporary)
             crash_point("publish_begun")
             if not self._objects.upload(temporary, name, only_new=True):
-                # The journal does not know it: another run left it after we had looked, or the answer was lost.
+                # No record names it: another run left it after we had looked, or the answer was lost.
                 self._fence()
                 self._objects.upload(temporary, name, only_new=False)
             crash_point("publish_renamed")
@@ -119,7 +119,7 @@ class RemotePrefix:
         """Nodes build in folders of their own."""
 
     def drop_attempt(self, run: str, attempt: str) -> None:
-        """What it created may be what another attempt delivers. Names that no record knows go when the run ends."""
+        """Nothing is removed yet: another attempt may deliver the same objects. The end of the run removes the rest."""
 
     def confirm(self, parts: Sequence[StagedPart]) -> list[dict[str, int]]:
         sizes = self._objects.sizes_of({name: value for part in parts for name, value in part.record.checksums.items()})
@@ -127,7 +127,7 @@ class RemotePrefix:
         return [{name: sizes[name] for name in part.paths.values()} for part in parts]
 
     def settle(self) -> None:
-        """The store has answered: it is done."""
+        """Nothing to wait for: when the store has answered, the removal is done."""
 
     def journal(self) -> NumberedJournal:
         token = secrets.token_hex(16) if self._lease is None else self._lease.token
@@ -138,7 +138,7 @@ class RemotePrefix:
 
     @contextlib.contextmanager
     def log(self) -> Iterator[IO[Any]]:
-        """A local file without a name, uploaded at the end, also after an error; what was there comes first."""
+        """A local file without a name, uploaded at the end, also after an error; it begins with earlier logs."""
         with tempfile.TemporaryFile(prefix="penstock-log-", buffering=0) as log:
             log.write(self._objects.read(_LOG) or b"")
             try:
@@ -153,6 +153,6 @@ class RemotePrefix:
             self.remove([_LOG])
 
     def _fence(self) -> None:
-        """Only the run that holds the lock goes past this."""
+        """Raise OutputError unless this run still holds the lock."""
         if self._lease is not None:
             self._lease.check()

@@ -1,4 +1,4 @@
-"""Builds a part again with rows that had failed: rows that are there are copied, and the new ones put between them."""
+"""Builds a part again with rows that had failed: the other rows are copied, and the new ones are put between them."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def failed_rows(place: Place, record: PartRecord) -> dict[int, str]:
 
 
 def failed_as_before(place: Place, ledger: Ledger, part: int, results: Sequence[Result]) -> bool:
-    """Whether a retry of a part gave nothing new: the same rows failed, for the same reasons, of the same bytes."""
+    """Whether a retry of a part gave nothing new: the same rows, with the same bytes, failed for the same reasons."""
     records = [record for record in ledger.records if record.part == part]
     digests = {span: digest for record in records for span, digest in record.digests.items()}
     files = [_read(place, record, record.failures_file) for record in records if record.failed]
@@ -44,7 +44,7 @@ def failed_as_before(place: Place, ledger: Ledger, part: int, results: Sequence[
 
 
 def _read(place: Place, record: PartRecord, name: str) -> bytes:
-    """The content of a part's file. What was altered is not copied: its new checksum would make it look whole."""
+    """The content of a part's file. An altered file is not copied: its new checksum would make it look whole."""
     content = place.read(name)
     problem = what_is_wrong(record, name, content)
     if content is None or problem is not None:
@@ -67,7 +67,8 @@ def stage_retried(
         ledger: Has the records of the part.
         sink: The format.
         part: Its number.
-        results: Of the spans that had failed rows: only these rows, or their failures, in the order of the spans.
+        results: Results of the spans that had failed rows: only these rows, or their failures, in the order of the
+            spans.
     """
     piece = ledger.piece_in_place_of(part)
     records = [record for record in ledger.records if record.part == part]

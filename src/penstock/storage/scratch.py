@@ -1,7 +1,7 @@
 """A private local folder of a run: for parts on their way to a remote store, or for a local Ray cluster.
 
-It is removed when its run ends. A run that was killed cannot do that: so each holds a lock on its folder, which the
-kernel frees, and the next run on this machine sweeps away the folders that nobody holds.
+It is removed when its run ends. A run that was killed cannot do that: so each run holds a lock on its folder, which the
+kernel frees, and the next run on this machine removes the folders without a lock.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ class Scratch:
     """A folder of this user alone, empty at first.
 
     Args:
-        prefix: How its name begins. Folders of such names that nobody holds are removed.
+        prefix: How its name begins. Folders with such names that no process holds are removed.
         parent: Where it lies; the temporary folder of this machine (`TMPDIR`) if None.
     """
 
@@ -34,7 +34,7 @@ class Scratch:
 
 
 def _sweep(prefix: str, parent: str) -> None:
-    """Remove the folders of runs that are no more."""
+    """Remove the folders of runs that have ended."""
     for path in glob.glob(os.path.join(glob.escape(parent), prefix + "*")):
         try:
             descriptor = _hold(path)

@@ -23,7 +23,7 @@ def sealed(document: Mapping[str, Any]) -> bytes:
 
 
 def check_seal(content: bytes) -> None:
-    """See that a document is as it was written.
+    """Check that a document is as it was written.
 
     Raises:
         ValueError: It is not.

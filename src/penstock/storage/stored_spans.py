@@ -1,8 +1,8 @@
-"""The spans of a manifest as they are stored: each is made when it is asked for.
+"""The spans of a manifest in their stored form: each span is made when it is needed.
 
-Of ten million finished rows few spans are left to predict, but all of them are in the manifest. Where there are many,
-the manifest does not list them one by one: blocks of them are packed, column by column, as differences. Spans follow
-each other regularly, so that a packed one takes a byte or two, and none of them is looked at when a job is opened.
+When ten million rows are finished, few spans are left to predict, but the manifest still has all spans. Where there are
+many, it does not list them one by one: it has packed blocks of spans, column by column, as differences. Spans follow
+each other regularly, so that a packed one takes a byte or two, and none is unpacked when a job is opened.
 """
 
 import base64
@@ -20,7 +20,7 @@ from penstock.core.records import Span
 from penstock.errors import OutputError
 
 MOST_LISTED = 1 << 13
-"""So many spans a manifest lists one by one."""
+"""The most spans that a manifest lists one by one."""
 _BLOCK = 1 << 12
 _KEPT_BLOCKS = 16
 _Entry = Sequence[Any]
@@ -31,7 +31,7 @@ class StoredSpans(Sequence[Span]):
     """Spans behind a JSON document: a list of entries, or packed blocks, each with its number of spans and rows.
 
     Raises:
-        ValueError: An entry is none of a span, or does not begin where the one before ends.
+        ValueError: An entry is not that of a span, or does not begin where the one before ends.
     """
 
     def __init__(self, document: Any) -> None:

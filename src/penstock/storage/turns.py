@@ -1,8 +1,8 @@
-"""Whose turn it is to write into the folder of a training job: that of one life of the process that trains.
+"""Turns: only one life of the process that trains may write into the folder of a training job.
 
 A machine that was cut off may come back after its work was given to another, and still write. So the coordinator makes
-a folder for each life, and takes away those of earlier ones. A file is made in there and renamed into its place; one
-that is too many is renamed into there and removed. Whose folder is gone, can do neither.
+a folder for each life, and removes those of earlier lives. A life makes a file in its folder and renames it to its
+place; to remove a file, it renames it into its folder first. A life whose folder is gone can do neither.
 """
 
 import os
@@ -16,7 +16,7 @@ _STAGING = "staging"
 
 
 def take_turn(output: str) -> str:
-    """Make the folder of the next life; nothing that an earlier one still writes reaches the job from now on.
+    """Make the folder of the next life; from now on, nothing that an earlier life still writes reaches the job.
 
     Raises:
         OSError: The disk refuses.
@@ -28,11 +28,11 @@ def take_turn(output: str) -> str:
 
 
 def end_turns(output: str) -> None:
-    """Take away the folders of all lives, with what was not whole."""
+    """Remove the folders of all lives, with the unfinished files in them."""
     root = internal(output, _STAGING)
     with suppress(FileNotFoundError):
         for name in os.listdir(root):
-            # At once: a late writer may make files as fast as they are removed.
+            # Renamed first: a late writer may make files as fast as they are removed.
             over = os.path.join(root, f"over-{secrets.token_hex(4)}")
             os.rename(os.path.join(root, name), over)
             shutil.rmtree(over, ignore_errors=True)

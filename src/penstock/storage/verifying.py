@@ -22,7 +22,7 @@ class Problem:
 
 
 def find_problems(place: Place, manifest: Manifest) -> tuple[list[Problem], list[PartRecord]]:
-    """Everything that is wrong with an output to which nobody writes: its journal, its parts, files nobody knows.
+    """Everything that is wrong with an output that no run writes to: its journal, its parts, unknown files.
 
     Returns:
         The problems, and the records of the parts that have none.

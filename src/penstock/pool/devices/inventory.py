@@ -22,7 +22,7 @@ _CPU_FEATURES = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
     "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
 }
-"""A processor with one of these features (x86, then ARM) computes in a precision, and does not only store it."""
+"""A processor with one of these features (x86, then ARM) computes in that precision, and does not only store it."""
 _LEAST_CAPABILITY = {"float16": (5, 3), "bfloat16": (8, 0)}
 
 
@@ -66,7 +66,7 @@ def choose(
     says how many there are; replicas there share all of the memory.
 
     Raises:
-        DeviceError: A GPU was asked for that is not there.
+        DeviceError: The request names a GPU that is not there.
     """
     chosen = _asked_for(request)
     if chosen[0].kind == "cpu":
@@ -84,7 +84,7 @@ def check_room(devices: Iterable[Device], least_bytes: int) -> None:
     """Refuse shares of a GPU that are too small for what each replica surely needs.
 
     Raises:
-        DeviceError: It does not fit, or not so many of it.
+        DeviceError: A replica, or so many of them, do not fit.
     """
     devices = list(devices)
     for device in devices:

@@ -1,8 +1,8 @@
 """Leases of GPU memory: several runs share one GPU, each reserves memory and plans with what the others leave.
 
 A reservation is an entry in a small file for each device, in a folder that only this user can write. The driver counts
-the memory that is in use; a reservation counts only for what its run may still take. Runs of other users show by what
-they use, not by what they reserve. A CPU needs no lease: all processes share its memory anyway.
+the memory that is in use; a reservation counts only for what its run may still take. Runs of other users count by the
+memory that they use, not by what they reserve. A CPU needs no lease: all processes share its memory anyway.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Memory:
 def unreserved_bytes(reservations: Sequence[Reservation], memory: Memory) -> int:
     """The free memory that no other run has reserved.
 
-    The runs have taken so much of their reservations as is in use now, less what was in use before the first of them.
-    That may count the memory of another program as theirs. The driver cannot say whose memory it is inside containers,
-    where it has other process numbers.
+    The runs count as having taken the memory that is in use now, less what was in use before the first of them. That
+    may include the memory of another program: inside containers, which have process numbers of their own, the driver
+    cannot say whose memory it is.
     """
     if not reservations:
         return memory.free_bytes
@@ -119,7 +119,7 @@ def take(
         folder: Where reservations are kept.
 
     Raises:
-        DeviceError: The memory would not do even if all other runs ended.
+        DeviceError: The memory would not suffice even if all other runs ended.
         Interrupted: The run was stopped while it waited.
     """
     if device.kind != "gpu":
@@ -148,7 +148,7 @@ def take(
 
 
 def _offered(others: Sequence[Reservation], memory: Memory, fraction: float, least_bytes: int, device: Device) -> int:
-    """What a new run may take now. Too little is an error where the end of no other run would change that."""
+    """What a new run may take now. Raises DeviceError if it is too little, and the end of other runs would not help."""
     offered = int(unreserved_bytes(others, memory) * fraction)
     most = max(offered, int(memory.total_bytes * fraction)) if others else offered
     if most < least_bytes:
@@ -195,7 +195,7 @@ class _ReservationsFile:
             os.close(descriptor)
 
     def read(self) -> list[Reservation]:
-        """The entries. To be called while the file is locked, as `write`."""
+        """The entries. Call this, and `write`, only while the file is locked."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 return [Reservation(**entry) for entry in json.load(file)]

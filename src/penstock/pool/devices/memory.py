@@ -1,7 +1,7 @@
 """How much memory this process has held, and how much more the machine lets it have.
 
-A process may not always take what the machine has free: control groups (versions 1 and 2) hold the limit of a container
-or of a batch system, and the process itself that of a shell's `ulimit -v`. Swap never counts.
+A process may not always take what the machine has free: control groups (versions 1 and 2) have the limit of a container
+or of a batch system, and the process itself has the limit of a shell's `ulimit -v`. Swap never counts.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def available_bytes() -> int:
 
 
 def has_address_limit() -> bool:
-    """Whether `ulimit -v` is set: then a process out of memory may die of anything, as few libraries check."""
+    """Whether `ulimit -v` is set: then a process out of memory may crash anywhere, as few libraries check."""
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
@@ -54,7 +54,7 @@ def cgroup_rooms(root: Path = _ROOT) -> Iterator[int]:
 
 
 def oom_kills(root: Path = _ROOT) -> int:
-    """How many processes the kernel has killed for want of memory; in our control group, if that has a count."""
+    """How many processes the kernel has killed for lack of memory; in our control group, if that has a count."""
     for group in _groups(root):
         for name in ("memory.events", "memory.oom_control"):
             count = _entry(group / name, "oom_kill")

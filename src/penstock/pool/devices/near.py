@@ -1,4 +1,4 @@
-"""Which cores are near a GPU: those of its NUMA node, as the kernel tells. What feeds the GPU runs there."""
+"""Which cores are near a GPU: those of its NUMA node, as the kernel reports them. What feeds the GPU runs there."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from penstock.pool.devices import nvml
 _SYS = "/sys"
 
 Cores = frozenset[int]
-"""The cores that a process is bound to; it runs anywhere where there are none."""
+"""The cores that a process is bound to; if there are none, it runs anywhere."""
 ANY: Cores = frozenset()
 
 
@@ -24,8 +24,8 @@ class NearCores:
         of_replicas: By the UUID of their GPU.
         of_loaders: Every loader feeds all replicas, so they have such cores only where those of all replicas are the
             same.
-        most_loaders: How many loaders are bound. Those beyond run anywhere, so that a GPU that is near few cores is
-            fed from as many as ever.
+        most_loaders: How many loaders are bound. The others run anywhere, so that a GPU that is near few cores is fed
+            by as many loaders as any other.
     """
 
     of_replicas: Mapping[str | None, Cores] = field(default_factory=dict)
@@ -34,8 +34,8 @@ class NearCores:
 
 
 def find_near_cores(placement: Placement) -> NearCores:
-    """The cores for a placement: none where there is one NUMA node, where the machine does not tell, or where a node
-    has too few cores for all that would run there."""
+    """The cores for a placement: none where there is one NUMA node, where the machine does not report it, or where a
+    node has too few cores for all that would run there."""
     near = {device.uuid: _usable(device) for device in placement.devices}
     needed: Counter[Cores] = Counter()
     for device in placement.devices:
@@ -44,7 +44,7 @@ def find_near_cores(placement: Placement) -> NearCores:
     if len(bound) < len(near) or len(set(bound.values())) != 1:
         return NearCores(bound)
     (cores,) = set(bound.values())
-    # Two threads of one core do not load twice as much: the second half of the loaders is better off elsewhere.
+    # Two threads of one core do not load twice as much: loaders beyond one for each core are faster elsewhere.
     whole = {_read(f"devices/system/cpu/cpu{core}/topology/thread_siblings_list") or core for core in cores}
     return NearCores(bound, cores, max(0, len(whole) - placement.replicas))
 
@@ -52,7 +52,7 @@ def find_near_cores(placement: Placement) -> NearCores:
 def near_cores(device: Device) -> str | None:
     """The cores of a GPU's NUMA node, as the kernel lists them: `0-31,64-95`.
 
-    None where there is one node only, or where the machine does not tell.
+    None where there is only one node, or where the machine does not report it.
     """
     if device.kind != "gpu" or device.uuid is None or len(_numbers(_read("devices/system/node/has_cpu"))) < 2:
         return None
@@ -74,7 +74,7 @@ def bound_to(cores: Cores) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):  # they were taken away meanwhile: then it runs anywhere
+    with contextlib.suppress(OSError):  # the cores were taken away meanwhile: the process runs anywhere
         os.sched_setaffinity(0, cores)
     try:
         yield
@@ -84,7 +84,7 @@ def bound_to(cores: Cores) -> Iterator[None]:
 
 
 def _usable(device: Device) -> Cores:
-    """The cores near a device that this process may use; none where that would bind nothing."""
+    """The cores near a device that this process may use; none where it may use no others."""
     near = _numbers(near_cores(device) or "")
     if not near or not hasattr(os, "sched_getaffinity"):
         return ANY

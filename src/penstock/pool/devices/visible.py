@@ -1,6 +1,6 @@
 """Which GPUs a process sees: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, read as CUDA reads them.
 
-Pure: what there is comes from `pool/devices/nvml.py`, or from a test.
+Pure: the list of cards comes from `pool/devices/nvml.py`, or from a test.
 """
 
 import re
@@ -26,7 +26,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as the driver knows it.
+    """One GPU, as the driver describes it.
 
     Args:
         device: The whole of it; its index is its place on the bus.
@@ -42,7 +42,7 @@ class Card:
 
     @property
     def usable(self) -> tuple[Device, ...]:
-        """What a process can be given of it."""
+        """The devices of this card that processes can use."""
         return tuple(each.device for each in self.instances) if self.is_divided else (self.device,)
 
 
@@ -57,8 +57,8 @@ def visible(cards: Sequence[Card], setting: str | None) -> list[Device]:
     """The devices that a value of CUDA_VISIBLE_DEVICES shows, in its order, numbered anew.
 
     As in CUDA, an entry that matches nothing, or more than one, hides itself and all after it; an empty value hides
-    everything, and so does one that names a device twice. Otherwise than in CUDA, where a process sees one instance of
-    one card, a card that is divided stands for all its instances: each replica is a process with one of its own.
+    everything, and so does one that names a device twice. In CUDA a process sees one instance of one card. Here a card
+    that is divided stands for all its instances, because each replica is a process and gets one of them.
     """
     if setting is None:
         return _numbered([device for card in cards for device in card.usable])

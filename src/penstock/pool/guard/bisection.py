@@ -12,7 +12,7 @@ from penstock.errors import ModelError, PenstockError, one_line
 _FILL_CANDIDATES = 8
 
 Rejected = dict[int, tuple[str, str]]
-"""Places in a batch to the name of the error and the reason, of rows that have no answer."""
+"""For rows without an answer: the place in a batch to the name of the error and the reason."""
 
 
 class ShapeRejected(ModelError):
@@ -29,7 +29,7 @@ def answer(replica: Replica, arrays: Columns, rows: int, spares: Columns) -> tup
         spares: Rows that can stand in the place of rejected ones.
 
     Raises:
-        PenstockError: Not a matter of rows: no memory, or the model rejects even an empty batch.
+        PenstockError: No row is to blame: there is no memory, or the model rejects even an empty batch.
     """
     rejected: Rejected = {}
     try:

@@ -1,9 +1,9 @@
 """Calls of the model on one device: how many run at once, with how many rows each, and what the board says of them.
 
-When a batch does not fit into the memory, either several in flight were too much together, or it is too large by
-itself. At the batch size of the job, fewer are let in at once first: the answers keep their bits. A batch that does not
-fit alone is cut in half, and half of it is the ceiling for rows of that size from then on; below the job's own size the
-bits are others anyway, and a smaller batch with all lanes busy is faster than a larger one alone.
+When a batch does not fit into the memory, either too many are in flight together, or it is too large by itself. At the
+batch size of the job, fewer batches are let in at once first, so that the answers keep their bits. A batch that does
+not fit alone is cut in half, and that half is the ceiling for rows of its size from then on. Below the batch size of
+the job the bits differ anyway, and smaller batches in all lanes are faster than a larger one alone.
 """
 
 import threading
@@ -20,7 +20,7 @@ _SMALL_BATCH = 32
 """Below this, one batch alone is faster than two halves at once."""
 
 Report = Callable[[Shortage, Mapping[int, int]], None]
-"""Takes every shortage of memory, and the ceilings that are known since."""
+"""Takes every shortage of memory, and the ceilings that are known after it."""
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class CallGate:
         return self.ceilings.most(row_bytes, size) if self._is_divisible else size
 
     def enter(self, notice: Notice, *, is_alone: bool) -> Call:
-        """Wait for a turn to run a batch of so many rows; how many of them may run is known only then."""
+        """Wait for a turn to run a batch. The notice of the call says how many of its rows may run."""
         with self._changed:
             self._waiting_alone += is_alone
             while self._must_wait(is_alone):
@@ -85,7 +85,7 @@ class CallGate:
             self._changed.notify_all()
 
     def make_room(self, call: Call, size: int) -> bool:
-        """After a call that did not fit: let fewer in at once, or cut smaller. False where it was one row, alone."""
+        """After a call that did not fit: let fewer in at once, or cut smaller. False if it was a single row, alone."""
         with self._changed:
             if call.generation != self._generation:
                 return True  # another lane has made room since this call began

@@ -25,7 +25,7 @@ from penstock.pool.guard.pieces import Order, PieceRunner, Step
 from penstock.pool.processes.board import Board
 
 _PARTS = 8
-"""Into so many parts suspected rows are divided: a process that starts anew costs more than a few batches."""
+"""Suspected rows are divided into so many parts: starting a process again costs more than a few batches."""
 
 
 class RowTooLarge(Exception):
@@ -38,12 +38,12 @@ class GuardedReplica:
     Args:
         replica: The live model.
         device: Where it is, for the messages.
-        report: Takes every shortage of memory, and the ceilings that are known since.
+        report: Takes every shortage of memory, and the ceilings that are known after it.
         ceilings: The ceilings that are known already, from a replica that was here before.
-        is_alone: Never run two batches at once: the one before died, and it must be seen at which row this one does.
+        is_alone: Never run two batches at once: the replica before this one died, and the next death must show its row.
         board: Where to write what is under way, for the coordinator that finds this process dead.
-        give_up: Ends this process, where another can be started: one in which native code was interrupted by
-            `bad_alloc` may hold its own locks for ever, as TensorFlow does.
+        give_up: Ends this process, where another can be started: after `bad_alloc`, native code such as TensorFlow's
+            may hold its own locks for ever.
         pause: Waits for memory that others may give back.
     """
 
@@ -73,7 +73,7 @@ class GuardedReplica:
     def take(self, job: Job) -> None:
         """Predict batches of this job from now on."""
         self._pieces.state = job.state
-        # Where each size has a shape of its own, one may be rejected by itself.
+        # Where each size of rows has its own shape, the model may reject one shape and take the others.
         self._may_reject_shapes = job.fewest_rows is not None
 
     def leave_out(self, failures: Iterable[RowFailure]) -> None:
@@ -87,16 +87,16 @@ class GuardedReplica:
             self._care[span_start] = care
 
     def limit(self, ceilings: Mapping[int, int]) -> None:
-        """Others on the same memory found out that more does not fit."""
+        """Lower the ceilings to those that another replica on the same memory found."""
         self._gate.limit(ceilings)
 
     def predict(self, batch: Batch, span_start: int) -> tuple[Columns | None, list[RowFailure]]:
         """The answers to a batch of a span, and the rows that have none.
 
-        Without any answers, where the model rejects the shape of the batch and the job has one shape for each size.
+        The answers are None where the model rejects the shape of the batch, and the job has one shape for each size.
 
         Raises:
-            PenstockError: Not a matter of rows: no memory at all, or the model rejects even an empty batch.
+            PenstockError: No row is to blame: there is no memory at all, or the model rejects even an empty batch.
         """
         try:
             return self.answer(batch, span_start)
@@ -131,7 +131,7 @@ class GuardedReplica:
         return outputs, _to_failures(dict(sorted(rejected.items())), batch, span_start)
 
     def runnable(self, batch: Batch, span_start: int) -> Columns:
-        """The arrays of a batch, with others in the places of rows that killed a replica."""
+        """The arrays of a batch, with other rows in the places of those that killed a replica."""
         return self._with_stand_ins(batch, span_start)[0]
 
     def call(self, arrays: Columns) -> Columns:
@@ -147,7 +147,7 @@ class GuardedReplica:
         return outputs
 
     def _with_stand_ins(self, batch: Batch, span_start: int) -> tuple[Columns, dict[int, RowFailure]]:
-        """The arrays of a batch, with others in the places of rows that killed a replica, and these places."""
+        """The arrays of a batch, with other rows in the places of those that killed a replica, and these places."""
         if not self._left_out:
             return batch.arrays, {}
         known = ((place, self._left_out.get(span_start + int(batch.positions[place]))) for place in range(batch.rows))
@@ -163,10 +163,10 @@ class GuardedReplica:
         return masked(batch.arrays, alive, fill), left_out
 
     def _try_few(self, order: Order, start: int, stop: int) -> None:
-        """Run a few of these rows at a time, with harmless ones in all other places: a death names those that run.
+        """Run a few of these rows at a time, with harmless ones in all other places: a death shows which rows ran.
 
-        First none of them: a model that dies of that does not die of a row. Where it rejects some, they are tried in
-        halves: one that it rejects may hide one that it dies of. What it answers does not matter here.
+        At first none of them runs: if the model dies then, no row is to blame. Rows that the model rejects are tried in
+        halves: a row that it rejects may hide one at which it dies. The answers are not used.
         """
         fill = self._pieces.harmless(order.arrays)
         few = -(-(stop - start) // _PARTS)

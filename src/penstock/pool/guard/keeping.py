@@ -29,13 +29,13 @@ class Keeper:
             self._replica.restore()
 
     def let_go(self, job: Job) -> None:
-        """After a run: what `model.predict` changes stays changed, and seeds that were only lent are given back."""
+        """After a run: variables stay changed, as after `model.predict`; seeds become what they were before."""
         if job.state == SEEDS:
             self.restore()
         self._is_held = False
 
 
 def trim(job: Job, batch: Batch) -> None:
-    """Leave out what a batch was padded with, where a padded row would change the model as a real one does."""
+    """Cut off the rows that fill a batch up, where these would change the model as real rows do."""
     if job.is_trimmed:
         batch.arrays = {name: array[: batch.rows] for name, array in batch.arrays.items()}

@@ -9,9 +9,9 @@ from penstock.errors import one_line
 
 
 def find_noise(replica: Replica, first_rows: Columns, rows: int) -> Noise:
-    """Compare the answers to the first rows with those in float64; where there are none, with those in other batches.
+    """Compare the answers to the first rows with those in float64 or, without these, with those in other batches.
 
-    Other batches show only a part of the noise: what it allows to others is then less, never more.
+    Other batches show only a part of the noise: other runtimes may then differ by less, never by more.
     """
     if not first_rows:
         return NO_NOISE
@@ -25,7 +25,7 @@ def find_noise(replica: Replica, first_rows: Columns, rows: int) -> Noise:
     if isinstance(replica, Exact):
         try:
             return Noise(distances(answers, replica.predict_exactly(batch)), FLOAT64)
-        except Exception as error:  # whatever an operation without float64 makes of it: there is another way
+        except Exception as error:  # an operation without float64 may raise anything: there is another way
             print(f"penstock: not computed in float64: {one_line(error)}", flush=True)
     return _in_other_batches(replica, batch, answers)
 

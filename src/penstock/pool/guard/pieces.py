@@ -1,7 +1,7 @@
 """Runs a batch in as few pieces as fit into the memory of the device.
 
-A single row that does not fit is a row failure, and no reason to cut the batches of others. Whether it is the row, or
-the device that has no memory left for any, is found out by running a row that has fitted before.
+A single row that does not fit is a row failure, and no reason to cut the batches of others. A row that has fitted
+before is run to find out whether the failed row is too large, or the device has no memory left for any row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.pool.guard.call_gate import Call, CallGate
 from penstock.pool.processes.board import Notice
 
 _HOPELESS = 8
-"""So many single rows that do not fit, before any did: none will."""
+"""If so many single rows do not fit before any did, none will."""
 _PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 _MOST_PROVEN = 16
 
@@ -50,7 +50,7 @@ class Order:
     is_alone: bool = False
 
     def notice(self, start: int, stop: int | None = None) -> Notice:
-        """What a call of it is announced as, from the place `start` on."""
+        """The notice of a call that runs it from the place `start` on."""
         size, row_bytes = size_of(self.arrays), _bytes_of_a_row(self.arrays)
         if self.number is None:
             return Notice(0.0, start, size, row_bytes, batch_row=-1)
@@ -76,7 +76,7 @@ class _Gathered:
         self.rejected[place] = why
 
     def to_size(self, size: int, example: Columns | None) -> Columns | None:
-        """All answers, and after them the last one over and over. Rows without one have that of another row."""
+        """All answers, filled up to `size` with the last one. Rows without an answer have that of another row."""
         example = next((_first_row(piece) for piece in self.pieces if piece is not None), example)
         if example is None:
             return None
@@ -99,11 +99,11 @@ class PieceRunner:
     _unproven: int = 0
 
     def plain_step(self, piece: Columns, rows: int) -> tuple[Columns, Rejected]:
-        """What the model gives, with no row looked for where it rejects the piece."""
+        """What the model gives. If it rejects the piece, no row is searched for."""
         return self.gate.replica.predict(piece), {}
 
     def run_batch(self, order: Order) -> Pieced:
-        """Run a batch in as few pieces as fit. All pieces have one size."""
+        """Run a batch in as few pieces as fit. Where a piece does not fit, the next ones are smaller."""
         gate, size, row_bytes = self.gate, size_of(order.arrays), _bytes_of_a_row(order.arrays)
         before = gate.ceilings.known.get(row_bytes)
         gathered = _Gathered()
@@ -132,7 +132,7 @@ class PieceRunner:
                     place += 1
                 put_back = Shortage(gate.device, 1, 0 if is_to_blame else 1)
             if put_back is not None and self._proven:
-                # It was that row, or that moment: neither says anything about the rows to come.
+                # That row or that moment was the cause: neither shows anything about the rows to come.
                 gate.put_back(row_bytes, before, put_back)
                 put_back = None
         outputs = gathered.to_size(size, self._example)
@@ -163,19 +163,19 @@ class PieceRunner:
             reason = error.received or error.problem
         except MemoryError as error:
             if self.give_up is not None:
-                self.give_up(error)  # at once: already letting go of the stack trace may wait for such a lock
+                self.give_up(error)  # at once: even freeing the stack trace may wait for a lock of native code
             reason = one_line(error)
         else:
             self._keep(call, piece, answered)
             return answered
         finally:
             self.gate.leave(call)
-        # Outside the except block: the stack trace holds what was on the device, and so does what refers to itself.
+        # Outside the except block: its stack trace keeps memory of the device in use, and so do cycles of references.
         gc.collect(1)
         return reason
 
     def _keep(self, call: Call, piece: Columns, answered: tuple[Columns, Rejected]) -> None:
-        """A row that fits, and what its answer looks like: for the day when another one does not."""
+        """Keep a row that fits, and what its answer looks like: both are needed when another row does not fit."""
         outputs, rejected = answered
         row_bytes = call.notice.row_bytes
         if row_bytes in self._proven or len(self._proven) >= _MOST_PROVEN or 0 in rejected:
@@ -184,7 +184,7 @@ class PieceRunner:
         self._proven[row_bytes] = {name: array[:1].copy() for name, array in piece.items()}
 
     def _is_to_blame(self, call: Call, reason: str) -> bool:
-        """Whether a row that does not fit is too large, or the device had no memory for any, and has now."""
+        """Whether a row that did not fit is too large; False if the device had no memory for any row, and has now."""
         if call.notice.rows > 1:
             raise OutOfMemory(
                 "a batch does not fit into the memory, and the model takes batches of one size only",
@@ -219,12 +219,12 @@ class PieceRunner:
 
 
 def _bytes_of_a_row(arrays: Columns) -> int:
-    """What a row of all inputs takes together; text counts as what points to it."""
+    """The bytes of a row of all inputs together; text counts as the pointers to it."""
     return sum(array.nbytes // max(1, len(array)) for array in arrays.values())
 
 
 def _piece(arrays: Columns, place: int, size: int) -> Columns:
-    """`size` rows from `place` on; where there are fewer, the last one again and again."""
+    """`size` rows from `place` on; where there are fewer, the last one is repeated."""
     have = size_of(arrays)
     if place + size <= have:
         return {name: array[place : place + size] for name, array in arrays.items()}
@@ -240,5 +240,5 @@ def _first_row(outputs: Columns) -> Columns:
 def joined(pieces: list[Column]) -> Column:
     """The answers of several batches, one after the other."""
     shapes = {piece.shape[1:] if isinstance(piece, np.ndarray) else None for piece in pieces}
-    # As long as the longest row of its piece: lists, as they would be from batch to batch.
+    # Rows are as long as the longest one of their piece: they become lists, as rows of different batches do.
     return join(pieces) if len(shapes) == 1 else to_lists(pieces)

@@ -1,4 +1,4 @@
-"""What the model answers to a row alone, at its own size: what every answer of a job is held against."""
+"""The answers of the model to a row alone, at its own size: every answer of a job is compared with these."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Sizes = Mapping[str, tuple[int, ...]]
 def answers_alone(
     replica: GuardedReplica, batch: Batch, places: Sequence[int], follows: Mapping[str, str]
 ) -> dict[int, Columns]:
-    """What the model answers to each of these rows of a batch, one at a time; nothing for rows that it rejects so."""
+    """What the model answers to each of these rows of a batch, one at a time, without those that it rejects."""
     by_place: dict[int, Columns] = {}
     for place in places:
         sizes = {name: tuple(each[place].tolist()) for name, each in batch.sizes.items()}
@@ -91,7 +91,7 @@ class _Trial:
             alone = self.replica.call(exact)
         except (OutOfMemory, MemoryError):
             raise
-        except Exception as error:  # too short for it, alone: that says nothing about padding
+        except Exception as error:  # the rows may be too short for the model, which shows nothing about padding
             self.problem = one_line(error)
             return
         try:
@@ -105,7 +105,7 @@ class _Trial:
         self.padded.append(self._as_written(padded, sizes, together))
 
     def _as_written(self, rows: Columns, sizes: Sizes, outputs: Columns) -> dict[str, Column]:
-        """Answers cut as those of a job are."""
+        """Answers, cut as those of a job are cut."""
         count = len(next(iter(rows.values())))
         own = {name: np.tile(np.array(size), (count, 1)) for name, size in sizes.items()}
         batch = Batch(0, range(count), count, rows, sizes=own)
@@ -123,7 +123,7 @@ class _Trial:
 
 
 def _sizes_to_try(batch: Batch, places: Sequence[int]) -> list[Sizes]:
-    """Sizes that rows have (the smallest, the middle, the largest), and sizes that few values are left of."""
+    """Sizes that rows have (the smallest, the middle, the largest), and sizes of only a few values."""
     if not len(places):
         return []
     by_size = sorted(places, key=lambda place: sum(int(sizes[place].prod()) for sizes in batch.sizes.values()))
@@ -161,5 +161,5 @@ def _padded(exact: Columns, sizes: Sizes, room: Sizes) -> Columns:
 
 
 def _filled(row: Columns, rows: int) -> Columns:
-    """One row, as often as a model insists on."""
+    """One row, repeated to the batch size that the model requires."""
     return {name: np.repeat(array, rows, axis=0) for name, array in row.items()} if rows > 1 else row

@@ -41,7 +41,7 @@ def measure(replica: Replica, first_rows: Columns, order: Measure) -> Measured:
 
 
 def sized(first_rows: Columns, batch_size: int) -> Columns:
-    """So many rows: the first ones, over and over."""
+    """A batch of this size: the first rows, repeated."""
     have = len(next(iter(first_rows.values())))
     places = np.arange(batch_size) % have
     return {name: np.ascontiguousarray(array[places]) for name, array in first_rows.items()}

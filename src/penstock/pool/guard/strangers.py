@@ -1,4 +1,4 @@
-"""Rows that no sample has: what a runtime makes of them tells whether it computes the same model everywhere."""
+"""Rows that no sample has: a runtime's answers to them show whether it computes the same model everywhere."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,23 +10,23 @@ from penstock.core.records import Array, Column, Columns
 from penstock.errors import PenstockError
 
 _STRANGER = 1 << 24
-"""An id that hardly any table has, and a length that memory still holds. A narrow type has its largest number."""
+"""An id that hardly any table has, and a length that memory still holds. A narrower type gets its largest number."""
 _OUT_OF_RANGE, _NEGATIVE = "numbers that are out of range", "numbers below zero"
 _ROWS = 8
 """How many answers of each kind are kept."""
 _MOST_AXES = 3
-"""Of a batch of features or of sequences, in which a NaN stands for what is missing, and a number may be an id.
+"""The most axes of a batch of features or sequences, in which NaN means a missing value and a number may be an id.
 
 In an image NaN is damage, and a number a colour.
 """
 
 
 def answer_strangers(replica: Replica, first_rows: Columns, kinds: Sequence[str] | None = None) -> dict[str, Strangers]:
-    """Answers to copies of the first rows with other values in them, by what these are: of these kinds, or of all.
+    """Answers to copies of the first rows with other values in them, by kind: for `kinds`, or for all that are safe.
 
-    On a CPU, TensorFlow rejects an id beyond a table, and others answer something; some layers let a NaN through where
-    others make a zero of it. A loop that counts down, or ends when numbers are small enough, never ends with numbers
-    below zero or NaN: unasked, these are tried only where there is none.
+    On a CPU, TensorFlow rejects an id beyond a table, and other runtimes answer something; some layers let a NaN
+    through where others make a zero of it. A loop that counts down, or ends when numbers are small enough, never ends
+    with numbers below zero or NaN: these are safe only where the model has no loop.
     """
     found: dict[str, Strangers] = {}
     for kind, batch in _strange(first_rows):
@@ -35,7 +35,7 @@ def answer_strangers(replica: Replica, first_rows: Columns, kinds: Sequence[str]
             continue
         try:
             answers = replica.predict(batch)
-        except PenstockError:  # out of memory, which tells nothing
+        except PenstockError:  # out of memory, which shows nothing
             continue
         except Exception:
             found[kind] = None
@@ -45,12 +45,12 @@ def answer_strangers(replica: Replica, first_rows: Columns, kinds: Sequence[str]
 
 
 def _first(output: Column) -> Column:
-    """Some answers, which stay as they are while the next batch runs."""
+    """Some answers, copied so that the next batch does not change them."""
     return output[:_ROWS].copy() if isinstance(output, np.ndarray) else output[:_ROWS]
 
 
 def _strange(first_rows: Columns) -> Iterator[tuple[str, Columns]]:
-    """Batches of one kind each; what has no such values stays as it is."""
+    """A batch for each kind; inputs that have no such values stay as they are."""
 
     def of(kinds: str) -> list[str]:
         return [name for name, array in first_rows.items() if array.dtype.kind in kinds and array.ndim <= _MOST_AXES]
@@ -64,14 +64,14 @@ def _strange(first_rows: Columns) -> Iterator[tuple[str, Columns]]:
 
 
 def _with_number(array: Array, number: int) -> Array:
-    """One row of nothing else, or of the largest number of its type where that is smaller."""
+    """A copy whose first row is only `number`, or the largest number of its type where that is smaller."""
     copy = array.copy()
     copy[:1] = min(number, np.iinfo(array.dtype).max)
     return copy
 
 
 def _with_nan(array: Array) -> Array:
-    """One row of nothing else, and one with a single NaN."""
+    """A copy with a first row of only NaN, and a second row with a single one."""
     copy = array.copy()
     copy[:1] = np.nan
     copy[1:2].reshape(-1)[:1] = np.nan

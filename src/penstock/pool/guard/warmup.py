@@ -1,4 +1,4 @@
-"""Compile the step before the clock runs, on the job's own first rows, and see what comes out."""
+"""Compile the step on the job's own first rows before any time is measured, and find out what it gives."""
 
 import contextlib
 import threading
@@ -26,7 +26,7 @@ from penstock.pool.guard.rows_alone import try_padding
 _SHORT_WARMING_S = 1.0
 NO_BUCKETS: Mapping[str, Sequence[Sequence[int]]] = {}
 _REPEATED = 1e-4
-"""What the answers of two calls may differ by, as a share of an output's spread: sums on a GPU have no fixed order."""
+"""How much the answers of two calls may differ, as a share of an output's spread: sums on a GPU have no fixed order."""
 
 
 def warm_up(
@@ -76,10 +76,10 @@ def warm_up(
 
 
 def warm_lanes(replica: GuardedReplica, batch: Batch, sample: Span, lanes: int) -> None:
-    """Run the first batch in all lanes at once: a GPU takes memory for as many calls, which holds up those under way.
+    """Run the first batch in all lanes at once: a GPU allocates memory for so many calls, which would hold up a job.
 
-    Where that was short it is done twice more: not all of the first calls overlap, and a job would begin with what is
-    left (0.3 s of ResNet50 on an H200). What fails here fails again in the job, where it counts.
+    Where that was short, it is done twice more: not all of the first calls overlap, and the job would have to wait for
+    the other allocations (0.3 s of ResNet50 on an H200). What fails here fails again in the job, where it counts.
     """
 
     def run(calls: int) -> None:
@@ -103,8 +103,8 @@ def warm_lanes(replica: GuardedReplica, batch: Batch, sample: Span, lanes: int) 
 def seen_to_change(replica: GuardedReplica, before: Columns, after: Columns) -> State:
     """Whether a model answers the same batch differently when it is called again.
 
-    Asked only of replicas that cannot tell what a call changes: those of onnxruntime, say, whose files may hold
-    operations that draw random numbers.
+    This is tried only with replicas that cannot find out what a call changes: those of onnxruntime, say, whose files
+    may hold operations that draw random numbers.
     """
     if isinstance(replica.replica, Stateful) or compare(after, before, _REPEATED) is None:
         return STATELESS
@@ -114,7 +114,7 @@ def seen_to_change(replica: GuardedReplica, before: Columns, after: Columns) -> 
 def first_that_runs(
     replica: GuardedReplica, batches: Iterable[Batch], sample: Span, job: Job, asked: Asked
 ) -> tuple[Batch, Prepared]:
-    """Warm up with the first batch; where each batch has a shape of its own, with the first whose shape is taken.
+    """Warm up with the first batch; where each batch has its own shape, with the first whose shape the model takes.
 
     Raises:
         ModelError: As `warm_up`; or the model rejects all of these shapes.
@@ -146,7 +146,7 @@ def find_followed(
     bindings: Sequence[Binding],
     runnable: Columns,
 ) -> dict[str, str]:
-    """Outputs that grow by one value when an input does, and that input: found out by letting each input grow.
+    """Outputs that grow by one value when an input does, with that input. Each input is made longer to find out.
 
     Comparing lengths would not do: two inputs may happen to be padded to one length, or to the number of classes.
     """
@@ -171,10 +171,10 @@ def find_followed(
 
 
 def find_open(signature: Signature, follows: Mapping[str, str], *, is_any_varying: bool) -> dict[str, str]:
-    """Outputs that are lists because nothing says how long their rows are; only the model's declaration decides.
+    """Outputs that are lists because nothing says how long their rows are. Only the model's declaration decides this.
 
     An open dimension is explained by an open one of an input, as long as that input is fed rows of one length.
-    Otherwise it may be another one in every batch (`tf.sequence_mask`, the longest text of the batch).
+    Otherwise it may differ from batch to batch (`tf.sequence_mask`, the longest text of the batch).
     """
     is_explained = not signature.inputs or any(_is_open(spec) for spec in signature.inputs)
     if is_explained and not is_any_varying:
@@ -195,12 +195,12 @@ def _follows(before: Array, grown: Array) -> bool:
 
 
 def _grown(array: Array) -> Array:
-    """One value more in every row: the last one again."""
+    """Rows with one more value: the last one again."""
     return np.concatenate([array, array[:, -1:]], axis=1)
 
 
 def _time_without(replica: GuardedReplica, batch: Batch, sample: Span, rejected: set[int]) -> float:
-    """What a batch takes with others in the places of the rows that the model rejects."""
+    """The seconds of a batch with other rows in the places of those that the model rejects."""
     rows = [sample.start + int(position) for position in batch.positions]
     alive = [place for place, row in enumerate(rows) if row not in rejected]
     places = np.resize(alive, len(next(iter(batch.arrays.values()))))

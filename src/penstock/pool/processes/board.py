@@ -20,9 +20,9 @@ _SIZE = mmap.PAGESIZE
 class Notice(NamedTuple):
     """Work on `rows` rows from `first_row` began at `since`, by the monotonic clock that all processes share.
 
-    A replica's rows have `row_bytes` each, and it may be at several batches: the last one that it began, of `calls`
-    that are under way. Of that batch, which begins with the row `batch_row`, the places from `start` to `stop` hold
-    their own rows; in all others, other rows stand in. None of them, where it is no batch of the job.
+    The rows of a replica have `row_bytes` each. `calls` batches are under way, and the notice is about the one that
+    began last. It begins with the row `batch_row`; its places from `start` to `stop` hold their own rows, and other
+    rows stand in at all other places. A batch that is not one of the job has no place with a row of its own.
     """
 
     since: float
@@ -41,8 +41,8 @@ _NOTHING = Notice(0.0, 0, 0)
 class Board:
     """One page of shared memory: a notice, and a counter that is odd while it is written.
 
-    A notice that is read while it is written would say that rows of now began long ago, and a loader that works would
-    be taken for one that hangs.
+    Without the counter, a notice that is read while it is written could combine new rows with an old time, and a loader
+    that works would seem to hang.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -28,8 +28,8 @@ class Channel:
         """This process's end, and the descriptor of the other one, to be inherited and then closed here.
 
         Args:
-            timeout_s: `send` raises BlockingIOError where the other side takes nothing for so long, and `receive` where
-                it says nothing, be it in the middle of a message; 0: they wait.
+            timeout_s: `send` raises BlockingIOError if the other side reads nothing for so many seconds, and `receive`
+                if it sends nothing, be it in the middle of a message; 0: they wait.
         """
         ours, theirs = socket.socketpair()
         for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):

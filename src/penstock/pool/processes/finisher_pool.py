@@ -1,4 +1,4 @@
-"""The finisher processes of a run: results through the user's function, in order; deaths and hangs survived.
+"""The finisher processes of a run, which apply the user's function to results; the run survives deaths and hangs.
 
 A process that dies or hangs is replaced; a row that is to blame is a row failure (`row_trouble`), and the rest of its
 result goes on.
@@ -36,7 +36,7 @@ Timed = Callable[[int], AbstractContextManager[None]]
 
 
 class FinishedHere:
-    """The function in this process, for a live model: there is no other."""
+    """The function in this process, for a live model: there is no other process."""
 
     def __init__(self, function: Postprocess, kept: tuple[str, ...], timed: Timed) -> None:
         self.function = function
@@ -67,9 +67,9 @@ class Finishers:
         function: The function. `learn` finds out what it gives.
         kept: The names under which kept columns are written.
         launch: What processes are started with.
-        count: How many.
+        count: How many processes.
         timeouts: How long one call may take, and all before and after it.
-        timed: Around every wait for the function.
+        timed: Times every wait for the function.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Finishers:
             self._idle.put(None)  # started when there is work for it
         self._live: set[_Finisher] = set()
         self._is_closed = False
-        self._closing = threading.Lock()  # of both of these
+        self._closing = threading.Lock()  # guards `_live` and `_is_closed`
         self._is_always_careful = False
 
     def learn(self, columns: Mapping[str, Column]) -> None:
@@ -96,7 +96,7 @@ class Finishers:
         self.function = learnt.learnt
 
     def run(self, results: Iterable[Result | NotYet]) -> Generator[tuple[Result, Finished]]:
-        """Every result with what the function made of it, in order. `NOT_YET` among them waits for all before it."""
+        """Every result with what the function made of it, in order. At `NOT_YET`, all before it are waited for."""
         waiting: deque[tuple[Result, Future[Finished]]] = deque()
         executor = ThreadPoolExecutor(self._count, "finisher")
         try:
@@ -109,7 +109,7 @@ class Finishers:
             for first, future in waiting:
                 yield self._wait_for(first, future)
         except BaseException:
-            self.close()  # a call that hangs would be waited for
+            self.close()  # otherwise the executor would wait for a call that hangs
             raise
         finally:
             executor.shutdown(cancel_futures=True)
@@ -137,7 +137,7 @@ class Finishers:
         return Finished(columns, applied.failures)
 
     def _ask(self, columns: Mapping[str, Column], *, is_learning: bool = False) -> tuple[Applied, dict[str, Column]]:
-        """Have a process do it, and another one where it dies."""
+        """Have a process apply the function, or learn what it gives; if the process dies, another one takes over."""
         trouble = RowTrouble({}, self._is_always_careful)
         blame = Blame(
             Postprocess.stage, "FinisherDied", "the process of the function {how} at this row", self._timeouts.row_s

@@ -1,8 +1,7 @@
-"""The loader processes of a run: one owner of all slots, spans handed out by pull, deaths and hangs survived.
+"""The loader processes of a run: their pool owns all slots, hands out spans by pull, and survives deaths and hangs.
 
-The owner of a slot is known here and nowhere else: the slot is free, granted to a loader, or on its way to a replica.
-When a process is gone, what it had is free again. The memory has no name, so nothing is left behind when this process
-is killed itself.
+Only the pool records where a slot is: free, granted to a loader, or on its way to a replica. When a process is gone,
+its slots are free again. The memory has no name, so nothing is left behind when this process is killed itself.
 
 A loader that dies or hangs is replaced, and its span is loaded again, row by row. A row that is to blame is a row
 failure (`row_trouble`), and the rest of its span goes on.
@@ -42,7 +41,7 @@ class _Loader(WorkerProcess):
         self.number = number
         self.is_bound = bool(cores)
         self.spans: dict[int, Span] = {}
-        """What it was told to load, by attempt: one span may be there twice, for a replica that died and the next."""
+        """The spans that it has to load, by attempt. One may be there twice, for a replica that died and the next."""
         self.slots: set[int] = set()
         self.has_loaded = False
         self.is_retiring = False
@@ -72,7 +71,7 @@ class LoaderPool:
     Args:
         launch: What processes are started with.
         deliver: Takes every message that is for the replica of a span.
-        timeouts: How long one row, or one call of the user's function, may take, and all between them.
+        timeouts: How long one row, or one call of the user's function, may take, and the time between them.
         is_in_order: Whether the receiver takes spans one after the other. A slot goes to the loader with the earliest
             span then: if all slots were full of later ones, that loader would wait for ever.
     """
@@ -94,9 +93,9 @@ class LoaderPool:
         self._waiting: deque[Span] = deque()
         self._trouble: dict[int, RowTrouble] = {}
         self._poisoned: dict[int | None, dict[int, RowFailure]] = {}
-        """Rows to leave out, by span where numbers of rows mean other rows in another span; None is for all spans."""
+        """Rows to leave out, by span where the same number means another row in another span; None is for all spans."""
         self._untried: list[RowFailure] = []
-        """Rows that are not asked for what the function gives, because those before them ended processes."""
+        """Rows that are not tried when the function's columns are learnt, because those before them ended processes."""
         self._deaths_in_a_row = 0
         self._attempts: dict[int, int] = {}
         self._numbers = itertools.count(1)
@@ -109,7 +108,7 @@ class LoaderPool:
 
     @property
     def signs(self) -> dict[Any, int]:
-        """What to wait on, and whose it is."""
+        """What to wait on, and the number of its loader."""
         return {sign: number for number, loader in self._loaders.items() for sign in loader.signs}
 
     @property
@@ -118,7 +117,7 @@ class LoaderPool:
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether a loader is still starting, or at its first span: what it brings cannot be seen yet."""
+        """Whether a loader is still starting, or at its first span: its effect cannot be seen yet."""
         return not all(loader.has_loaded for loader in self._loaders.values())
 
     def learn(self, source: Any, preprocess: Preprocess, sample: Span) -> None:
@@ -131,11 +130,11 @@ class LoaderPool:
         return self._learnt
 
     def begin(self, job: Job, count: int, slot_bytes: int, slot_count: int) -> None:
-        """Take the job, and start so many loaders. Those that were tried on a few rows before keep what they hold."""
+        """Take the job, and start so many loaders. Loaders that were tried on a few rows before keep their slots."""
         self._job, self._slot_bytes, self._slot_count = job, slot_bytes, slot_count
         os.ftruncate(self._launch.batch_slots, slot_bytes * slot_count)
         granted = {slot for loader in self._loaders.values() for slot in loader.slots}
-        # The first ones are used first: then loaders hold none that is beyond the slots of another job.
+        # Slots with low numbers are used first: so no loader holds a slot that a smaller job does not have.
         assert max(granted, default=0) < slot_count
         self._free = [slot for slot in reversed(range(slot_count)) if slot not in granted]
         for loader in self._loaders.values():
@@ -144,7 +143,7 @@ class LoaderPool:
 
     def resize(self, count: int) -> None:
         """Have so many loaders: start new ones, or let the last ones finish what they have and go."""
-        # What is large waits until its process runs and takes it: all of them start before the first is told anything.
+        # A large message waits until its process runs and reads it: so all processes start before the first message.
         for loader in [self._start() for _ in range(self.count, count)]:
             self._tell(loader)
         active = [loader for loader in self._loaders.values() if not loader.is_retiring]
@@ -154,14 +153,14 @@ class LoaderPool:
         self._dispatch()
 
     def submit(self, span: Span) -> None:
-        """Load a span, in its turn. What a loader still sends of it, for a replica that is gone, is dropped."""
+        """Load a span, in its turn. What a loader still sends of an earlier attempt is dropped."""
         self._attempts[span.index] = next(self._numbers)
         if span not in self._waiting:
             self._waiting.append(span)
         self._dispatch()
 
     def forget(self, span_index: int) -> None:
-        """The result of a span is there: whatever is still said of it is dropped."""
+        """The result of a span has come: later messages about the span are dropped."""
         self._attempts.pop(span_index, None)
         self._waiting = deque(span for span in self._waiting if span.index != span_index)
 
@@ -229,7 +228,7 @@ class LoaderPool:
         self._retire_if_idle(loader)
 
     def take_marks(self) -> list[Mark | Level]:
-        """What loaders noted since the last call, where the job is traced."""
+        """The marks of loaders since the last call, where the job is traced."""
         marks, self._marks = self._marks, []
         return marks
 
@@ -260,7 +259,7 @@ class LoaderPool:
         return loader
 
     def _tell(self, loader: _Loader) -> None:
-        """What a new loader works for."""
+        """Send a new loader what it works for."""
         if self._learning is not None:
             left_out = (*self._poisoned_of(self._learning.sample).values(), *self._untried)
             loader.send(replace(self._learning, poisoned=left_out))
@@ -268,7 +267,7 @@ class LoaderPool:
             loader.send(Begin(self._job, self._slot_bytes, self._slot_count))
 
     def _dispatch(self) -> None:
-        """Hand out spans to loaders that want one, and free slots to those that have work and too few."""
+        """Hand out spans to loaders that have room for one, and free slots to those with work and too few slots."""
         for loader in sorted(self._loaders.values(), key=lambda loader: len(loader.spans)):
             while self._waiting and not loader.is_retiring and len(loader.spans) < _SPANS_AHEAD:
                 if loader.spans and self._has_idle_loader():
@@ -283,7 +282,7 @@ class LoaderPool:
         hungry = [loader for loader in self._loaders.values() if loader.spans and len(loader.slots) < _SLOTS_AHEAD]
         while hungry and self._free:
             loader = min(hungry, key=lambda loader: loader.first_span if self._is_in_order else len(loader.slots))
-            # The slot that was used last is the one whose memory is in the caches, and is the machine's already.
+            # The memory of the slot that was used last is in the caches, and its pages are allocated already.
             slot = self._free.pop()
             loader.slots.add(slot)
             loader.send(Grant(slot))
@@ -311,7 +310,7 @@ class LoaderPool:
                 raise self._died(how, "starting")
         finally:
             loader.close()
-        # A later attempt of a span waits, or another loader is at it.
+        # If a span has a later attempt, it waits already, or another loader is at it.
         again = [span for attempt, span in loader.spans.items() if attempt == self._attempts.get(span.index)]
         for span in again:
             self._attempts[span.index] = next(self._numbers)
@@ -339,11 +338,11 @@ class LoaderPool:
         return self._poisoned.setdefault(self._place_of(span), {})
 
     def _place_of(self, span: Span) -> int | None:
-        # In order are the spans of epochs, and in every epoch another row has the same place.
+        # Only the spans of epochs are in order, and in every epoch another row has the same number.
         return span.index if self._is_in_order else None
 
     def _leave_out(self, sample: Span, failure: RowFailure) -> None:
-        """Do not try half of the rows that are left: to end a process with every one of them would take minutes."""
+        """Leave out half of the remaining rows untried: it would take minutes if each of them ended a process."""
         first = failure.row + 1
         self._untried += [replace(failure, row=row) for row in range(first, first + (sample.stop - first) // 2)]
 

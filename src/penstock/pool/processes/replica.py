@@ -49,11 +49,11 @@ from penstock.pool.transfer.slots import FreeSlots, Slots
 
 _PAGE = 4096
 _REGISTERED_SHARE = 8
-"""Of the memory that the machine has left, one in so many bytes may be registered: all of it is taken at once."""
+"""At most one in so many bytes of the machine's free memory is registered, because all of that is taken at once."""
 
 
 class BatchInlet:
-    """Where batches of loader processes arrive. Spans that are not expected any more are let go at once."""
+    """Where batches of loader processes arrive. Those of spans that are no longer expected are released at once."""
 
     def __init__(self, slots: Slots, say: Callable[[object], None]) -> None:
         self._slots = slots
@@ -76,7 +76,7 @@ class BatchInlet:
         match message:
             case messages.Chunk(slot=slot, key=(index, number, _)):
                 if message.offset == 0:
-                    self._assembly.drop((index, number))  # of a loader that died before it was whole
+                    self._assembly.drop((index, number))  # chunks of a loader that died before the batch was whole
                 self._assembly.add(message)
                 self._say(messages.Emptied(slot))
             case messages.Filled(span=index, slot=slot, attempt=attempt):
@@ -84,7 +84,7 @@ class BatchInlet:
                 if span is not None and not pipeline.has(span, message.index, attempt):
                     pipeline.give(span, self.open(message), lambda: self._release(slot), slot, attempt)
                 else:
-                    # Twice, after a loader died: what came in chunks may be of both, and is not even looked at.
+                    # It came twice, after a loader died: chunks of it may be from both loaders, and are dropped unread.
                     self._assembly.drop((index, message.index))
                     self._release(slot)
             case messages.SpanLoaded(span=index, num_batches=count, read_s=read_s, attempt=attempt):
@@ -229,7 +229,7 @@ class ReplicaProcess:
         if message.asked.answers_rows:
             with self._doing(ANSWERS):
                 prepared, alive = _with_answers(prepared, guarded, _trimmed(batch, more, message), message)
-            # What is measured must run: rows that fail have no place in it.
+            # Measurements need rows that run: rows that fail are left out.
             self._first_rows = {name: array[alive] for name, array in self._first_rows.items()} if len(alive) else {}
             prepared = replace(
                 prepared, strangers=answer_strangers(self._replica, self._first_rows, message.asked.strangers)
@@ -257,7 +257,7 @@ class ReplicaProcess:
         return replace(prepared, state=state)
 
     def _open_decoder(self, message: messages.Prepare) -> BatchDecoder | None:
-        """What decodes for this job: one that runs already, or a new one."""
+        """The decoder for this job: the one that runs already, or a new one."""
         kind = message.job.decoder
         if kind is None:
             return None
@@ -312,7 +312,7 @@ class ReplicaProcess:
         return None
 
     def _register(self, slots: Slots) -> bool:
-        """Whether the device copies from these slots by itself from now on."""
+        """Register the slots; returns whether the device copies from them by itself from now on."""
         most = available_bytes() // _REGISTERED_SHARE
         if not isinstance(self._replica, Registering) or slots.count * slots.slot_bytes > most:
             return False
@@ -324,7 +324,7 @@ class ReplicaProcess:
         return True
 
     def _let_go_of_memory(self) -> None:
-        """Give back what was registered for the batches of a job before."""
+        """Give back what was registered for the batches of an earlier job."""
         room = self._room.result() if self._room is not None else None
         self._room = None
         while self._registered:
@@ -360,7 +360,7 @@ class ReplicaProcess:
 
 
 def _give_up(error: MemoryError) -> NoReturn:
-    """The notice on the board and the last line of the log tell the coordinator all that it needs."""
+    """End this process: the coordinator finds all that it needs on the board and in the last line of the log."""
     try:
         details = "".join(traceback.format_exception(error)).encode()
     except MemoryError:
@@ -371,7 +371,7 @@ def _give_up(error: MemoryError) -> NoReturn:
 
 @contextlib.contextmanager
 def _decoding() -> Iterator[None]:
-    """Tell memory that is short for decoding from memory that is short for the model."""
+    """Raise `Undecoded` for a lack of memory in decoding, which is not a lack of memory for the model."""
     try:
         yield
     except OutOfMemory as error:
@@ -388,7 +388,7 @@ def _trimmed(first: Batch, more: Iterable[Batch], message: messages.Prepare) -> 
 def _with_answers(
     prepared: messages.Prepared, replica: GuardedReplica, batches: Iterable[Batch], message: messages.Prepare
 ) -> tuple[messages.Prepared, Array]:
-    """With the answers of the first rows that did not fail; and the places of all that did not in the first batch."""
+    """`prepared` with answers to the first rows that did not fail; and the places of those of the first batch."""
     sample, asked = message.sample, message.asked
     alive_at_first: Array | None = None
     batches_of_answers: list[Columns] = []

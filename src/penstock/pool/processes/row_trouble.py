@@ -12,7 +12,7 @@ from penstock.pool.processes.supervisor import WorkerProcess
 
 _DEATHS_OF_A_ROW = 2
 DEATHS_IN_A_ROW = 8
-"""So many deaths over the same rows, and no row to blame: everything is given up."""
+"""After so many deaths over the same rows without a row to blame, the run is given up."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Blame:
 
 @dataclass
 class RowTrouble:
-    """What is known about some rows at which processes died. `poisoned` are those to leave out, of all rows."""
+    """The deaths of processes at some rows. `poisoned` holds all rows that are to be left out."""
 
     poisoned: dict[int, RowFailure]
     is_careful: bool = False
@@ -44,7 +44,7 @@ class RowTrouble:
 
     def add(self, worker: WorkerProcess, blame: Blame) -> bool:
         """Another process died; returns whether a row was found that is to blame."""
-        # A process that somebody stopped says nothing about the row that it was at.
+        # The end of a process that was stopped (SIGSTOP) shows nothing about the row that it was at.
         notice = worker.board.read() if not worker.was_stopped else None
         was_careful, self.is_careful = self.is_careful, True
         is_one_row = notice is not None and notice.rows == 1

@@ -56,7 +56,7 @@ class Serving:
     Args:
         channel: The line. The process ends at once when it is closed.
         handle: Deals with messages, one after the other.
-        take_at_once: Takes what must not wait behind other messages (slots that are free again), and says so.
+        take_at_once: Takes a message that must not wait behind others (a free slot); returns whether it did.
     """
 
     def __init__(self, channel: Channel, handle: Callable[[Any], None], take_at_once: Callable[[Any], bool]) -> None:
@@ -67,7 +67,7 @@ class Serving:
 
     def serve(self) -> None:
         keep_to_itself(self._channel)
-        # What interrupts is for the coordinator: only the user's code raises KeyboardInterrupt here.
+        # The coordinator handles interrupts: here only the user's code can raise KeyboardInterrupt.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._listen, daemon=True, name="listener").start()
         while True:
@@ -78,7 +78,7 @@ class Serving:
                 self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the coordinator, and the log, what went wrong."""
+        """Report an error to the coordinator and in the log."""
         details = "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError):  # the disk of the log may be full
             sys.stderr.write(details)

@@ -30,7 +30,7 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_DEPRECATION_WARNINGS": "0", "P
 
 
 class _Reaper:
-    """This process's line to its reaper, which is there as long as there are workers."""
+    """This process's line to its reaper, which runs as long as there are workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ class _Reaper:
 
     def add(self, group: int) -> None:
         with self._lock:
-            if self._owner != os.getpid():  # a process that this one's parent forked has its own workers
+            if self._owner != os.getpid():  # this process was forked from the owner, and has its own workers
                 self._owner, self._process, self._groups = os.getpid(), None, set()
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -48,7 +48,7 @@ class _Reaper:
             self._say(f"+{group}\n")
 
     def discard(self, group: int) -> None:
-        """A group is gone, and its number may be another's."""
+        """A group is gone, and its number may be used again."""
         with self._lock:
             if self._owner != os.getpid():
                 return
@@ -60,7 +60,7 @@ class _Reaper:
                 self._process = None
 
     def _start(self) -> None:
-        """Start it; where it was killed, another one takes its place. Workers end by themselves where there is none."""
+        """Start the reaper, or another one if it was killed. Without a reaper, workers end by themselves."""
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", reaper.__file__],
@@ -91,12 +91,12 @@ class WorkerProcess:
     worker does not outlive it.
 
     Args:
-        module: Its main. Its first arguments are the descriptors of its line and its board.
-        arguments: More of them.
-        descriptors: What it inherits besides.
+        module: The module with its main, whose first arguments are the descriptors of its line and its board.
+        arguments: Its other arguments.
+        descriptors: Other descriptors that it inherits.
         environment: Its environment.
         log: What it writes to.
-        cores: Those that it is bound to.
+        cores: The cores that it is bound to.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class WorkerProcess:
         return message
 
     def _is_over(self, timeout_s: float) -> bool:
-        """Whether the process ends within that time. It is not waited for: until then its number stays its own."""
+        """Whether the process ends within that time. It is not waited for, so that its number is not used again."""
         if self._pidfd is not None:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
@@ -180,10 +180,10 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: object) -> None:
-        """Send a message. Where the process is gone, the end of its line is read next, and the loss is dealt with."""
+        """Send a message. If the process is gone, the next read finds the end of its line and deals with it."""
         try:
             self.channel.send(message)
-        except BlockingIOError:  # a large message, and nobody listens: the process is stopped, or hangs
+        except BlockingIOError:  # a large message that is not read: the process is stopped, or hangs
             self.end_hung(_STANDS_STILL_S)
         except OSError:
             pass
@@ -195,12 +195,12 @@ class WorkerProcess:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether it has said anything: until then it starts."""
+        """Whether it has sent a message: until then it is starting."""
         return self._heard > 0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody stopped it (SIGSTOP), as far as that can be seen here."""
+        """Whether it was stopped (SIGSTOP), as far as that can be seen here."""
         try:
             with open(f"/proc/{self.pid}/stat", encoding="utf-8") as file:
                 return file.read().rpartition(")")[2].split()[0] == "T"
@@ -209,7 +209,7 @@ class WorkerProcess:
 
     @property
     def is_between_rows(self) -> bool:
-        """Whether no row is under way, for which there is a limit of its own."""
+        """Whether no row is under way; a row that is under way has a time limit of its own."""
         return self.hung_s is None and self.board.read() is None
 
     def kill_if_hung(self, timeout_s: float, now: float) -> None:
@@ -219,7 +219,7 @@ class WorkerProcess:
             self.end_hung(now - notice.since)
 
     def end_hung(self, seconds: float) -> None:
-        """Kill a process that has made no progress for so long; its end is dealt with like any other."""
+        """Kill a process that has made no progress for `seconds`; its end is dealt with like any other."""
         if self.hung_s is None:
             self.hung_s, self.was_stopped = seconds, self.is_stopped
             self.kill()
@@ -239,7 +239,7 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process and all that it started."""
-        # Once it was waited for, its number may be another's.
+        # After it was waited for, its number may be used again.
         if self._process.returncode is None or self._pidfd is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -299,7 +299,7 @@ class LoaderLaunch:
         self._log_begins = self._log_size()
 
     def close(self) -> None:
-        """Let go of the memory; the kernel frees it with its last user. Once: the number may be another's by then."""
+        """Close the memory; the kernel frees it with its last user. It is closed once: its number may be used again."""
         if self.batch_slots >= 0:
             os.close(self.batch_slots)
             self.batch_slots = -1
@@ -316,7 +316,7 @@ class LoaderLaunch:
         return spoken[-1][:300] if spoken else ""
 
     def last_lines(self) -> list[str]:
-        """What was said last in this run, since our own last line."""
+        """The last lines that processes wrote in this run, after our own last line."""
         start = max(self._log_begins, self._log_size() - 4000)
         try:
             lines = os.pread(self._log_descriptor, 4000, start).decode(errors="replace").splitlines()

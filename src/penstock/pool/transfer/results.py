@@ -145,7 +145,7 @@ class Assembly:
         buffer[chunk.offset : chunk.offset + chunk.nbytes] = content
 
     def drop(self, batch: tuple[int, int]) -> None:
-        """Forget what was sent of a batch, in whatever attempt."""
+        """Forget what was sent of a batch, in any attempt."""
         for key in [key for key in self._buffers if key[:2] == batch]:
             del self._buffers[key]
 

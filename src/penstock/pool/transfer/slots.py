@@ -59,7 +59,7 @@ def anonymous_memory() -> int:
 
 
 class NoMoreSlots(Exception):
-    """Nobody gives slots any more."""
+    """No slot will be given any more."""
 
 
 class FreeSlots:
