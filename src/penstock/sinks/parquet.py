@@ -52,7 +52,7 @@ SINK = ParquetSink()
 
 
 def _how_compressed(table: pa.Table) -> dict[str, Any]:
-    """The settings of a writer: no zstd for lists of numbers that do not shrink, no statistics for lists."""
+    """A writer's settings: zstd, but not for lists of numbers that do not shrink; statistics, but not for lists."""
     compression: dict[str, str] = {}
     with_statistics: list[str] = []
     for field, column in zip(table.schema, table.columns, strict=True):

@@ -34,8 +34,7 @@ def _look(path: str, own: tuple[str, ...]) -> FileFacts:
         for code in model.tables(_OPERATOR_CODES):
             name = code.text(1)
             # TensorFlow's own operations run inside of TFLite under their name with a prefix.
-            # Settings are not read here: an operation that reaches beyond the graph with some of them always needs
-            # trust.
+            # Settings are not read here: an operation that reaches beyond the graph with some of them needs trust.
             operation = name.removeprefix(_FLEX)
             why = operations.why(operation) or (_BY_SETTINGS if operation in operations.BY_ATTRIBUTES else None)
             if name.startswith(_FLEX) and why is not None:

@@ -2,8 +2,7 @@
 
 A digest is taken when the result of a span has arrived. Its bytes are still in the page cache then, and they are the
 bytes that were read, because the file still has the size and the time of the listing. Objects in a store have no
-digest: their ETag
-changes with them, and reading them twice would cost money.
+digest: their ETag changes with them, and reading them twice would cost money.
 """
 
 import functools
@@ -208,7 +207,8 @@ def _check_file(file: Fragment) -> None:
 def digest_of_file(file: Fragment) -> str:
     """The digest of a whole file. Afterwards, the file is checked to be as it was listed.
 
-    Raises: InputError: The file changed.
+    Raises:
+        InputError: The file changed.
     """
     digest = _of_bytes(Extent(file))
     _check_file(file)

@@ -49,8 +49,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sums:
-    """Both directions. `is_down_first` says which comes first, which matters where bytes are rounded between the
-    two."""
+    """Both directions. `is_down_first` says which comes first: that matters where bytes are rounded between."""
 
     down: Axis
     across: Axis
@@ -81,7 +80,8 @@ def _goes_down_first(size: Size, wanted: Size) -> bool:
 
 @functools.cache
 def _pillow_ever_goes_down_first() -> bool:
-    """Whether this Pillow does so at all, found by resizing a tall picture whose pixels depend on the order."""
+    """Whether this Pillow ever resizes columns first, found by a trial: pixels of a tall picture depend on the
+    order."""
     tall = np.random.default_rng(0).integers(0, 2, (64, 8, 3), dtype=np.uint8) * np.uint8(255)
     images = pillow()
     found = np.asarray(images.fromarray(tall).resize((9, 8), images.Resampling.LANCZOS))

@@ -186,8 +186,7 @@ _telling = threading.Lock()
 
 
 def open_header(data: bytes | memoryview) -> Image.Image:
-    """An image of which only the header was read. A warning of Pillow becomes an error, except
-    DecompressionBombWarning.
+    """An image of which only the header was read. Warnings of Pillow become errors, except of its size limit.
 
     Warning filters belong to the whole process, so they are changed only briefly, for Pillow alone, and by one thread
     at a time.

@@ -156,7 +156,7 @@ def check_png(data: bytes | memoryview, checksum: Callable[[memoryview], int]) -
     """Raise BadImage for a PNG with a missing or damaged chunk, or for an interlaced one that lacks pixels.
 
     Pillow decodes an interlaced PNG pass by pass, so that missing pixels leave no row empty: they are counted here.
-    Those of other PNGs are not counted.
+    Those of other PNGs are not.
     """
     is_interlaced = False
     for kind, content in walk_png(data, checksum):
