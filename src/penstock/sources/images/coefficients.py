@@ -80,8 +80,7 @@ def _goes_down_first(size: Size, wanted: Size) -> bool:
 
 @functools.cache
 def _pillow_ever_goes_down_first() -> bool:
-    """Whether this Pillow ever resizes columns first, found by a trial: pixels of a tall picture depend on the
-    order."""
+    """Whether this Pillow ever resizes columns first, found by a trial with a tall picture."""
     tall = np.random.default_rng(0).integers(0, 2, (64, 8, 3), dtype=np.uint8) * np.uint8(255)
     images = pillow()
     found = np.asarray(images.fromarray(tall).resize((9, 8), images.Resampling.LANCZOS))
