@@ -46,7 +46,7 @@ _IN_A_FOLDER = {
     "steps": "limit=… takes some of the rows",
     "callbacks": "progress=… shows a run that writes to a folder",
 }
-"""What there is instead of keywords that are for predictions that are returned."""
+"""Keywords that work only when predictions are returned, and what to use instead with an output folder."""
 
 
 def predict(
@@ -81,7 +81,7 @@ def predict(
             run one by one.
         output: The folder, or the URL of a remote prefix, to write to. Without it the predictions are returned.
         overwrite: Remove another job of penstock that is in the folder.
-        append: Predict the files that the finished job in the folder does not have yet, behind those that it has.
+        append: Predict only the files that the finished job in the folder does not have yet, as further parts of it.
         dry_run: Check everything and describe what would be done, as a dict; predict and write nothing.
         progress: Whether to show progress, or the object that shows it; it overrides `verbose`.
         on_error: What to do when rows fail and predictions are returned: "raise" (the default), "skip" leaves the
@@ -149,23 +149,24 @@ def fit(
     """Train a Keras model on every device: a live one as `model.fit` does, or a file on files, with checkpoints.
 
     A batch is divided over the devices as evenly as possible, and every row counts once: the curves are those of
-    `model.fit` on one device with the same batches, but for batch normalisation on TensorFlow, which each device does
-    for its own rows.
+    `model.fit` on one device with the same batches. Only batch normalisation on TensorFlow differs: each device
+    computes it for its own rows.
 
     Args:
         model: A compiled Keras model; or, to train on files, a `.keras` or `.h5` file, `module:function`, or a
             function that builds a model.
         x: Arrays (one, or lists and dicts of them), `tf.data`, a generator, a `PyDataset`; or paths of files.
         y: Targets, where `x` is arrays. In files, `label="COLUMN"` names them.
-        batch_size: Rows of one step, on all devices together; 32 without it. "auto" finds it by timing steps.
+        batch_size: Rows of one step, on all devices together; by default 32. "auto" finds it by timing steps.
         epochs: How often to go through the data.
         verbose: As in `model.fit`.
         callbacks: Keras callbacks, of a live model.
         output: The folder in which a model that is trained on files is written. The same job there is resumed.
         overwrite: Remove another training job that is in the folder.
         progress: With `output`: whether to show progress, or the object that shows it; it overrides `verbose`.
-        num_devices: How many devices a live model uses; all without it. Keras on torch uses one.
-        accumulate: Work on each batch in so many pieces, one after the other, to save memory. The weights change once.
+        num_devices: How many devices a live model uses; by default all. Keras on torch uses one.
+        accumulate: Divide each batch into this many pieces, one after the other, to save memory. The weights change
+            once.
         on_nan: What to do when the loss is NaN or infinite: "stop" with an error that names step and rows,
             "skip" undoes the step, "ignore" goes on.
         scale_lr: "linear" or "sqrt" multiplies the learning rate by the number of devices, or its root, in the course
@@ -173,7 +174,8 @@ def fit(
         **keywords: Other arguments of `model.fit`, and `step`, `all_reduce`; on files, the options of `penstock fit`.
 
     Returns:
-        Keras's History; of files, a FitSummary: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`, `history`.
+        Keras's History; for training on files, a FitSummary: `model`, `epochs`, `steps`, `rows`, `failed`, `metrics`,
+        `history`.
 
     Raises:
         ModelError: The model is not compiled, or its loss is NaN or infinite.
@@ -274,13 +276,13 @@ def evaluate(
         model: As in `predict`.
         x: As `data` in `predict`; also a dataset or generator of batches `(x, y)` or `(x, y, sample_weight)`.
         y: The true answers, as `model.evaluate` takes them. Where `x` has them in a column, `label` names it instead.
-        batch_size: Rows that a device sees in one step, and of a batch for losses that depend on it.
+        batch_size: Rows that a device sees in one step; also the batch size of losses that depend on it.
         verbose: As in `predict`.
         sample_weight: The weights of rows, as `model.evaluate` takes them.
         steps: Take only so many batches. Keras itself evaluates then.
         callbacks: Keras callbacks. Keras itself evaluates then.
         return_dict: With `y`: return a dict of metrics, not a list.
-        output: Write the predictions there, too, as `predict` does: a job that is there is resumed.
+        output: Write the predictions there, too, as `predict` does: a job in that folder is resumed.
         overwrite: Remove another job of penstock that is in the folder.
         progress: Whether to show progress, or the object that shows it; it overrides `verbose`.
         **keywords: As the options of `penstock evaluate`: `label`, `weight`, `metrics`, `loss`, `per_class`,
@@ -334,7 +336,7 @@ def resume(
     max_nodes: int | None = None,
     workers: int | None = None,
 ) -> Summary | FitSummary:
-    """Go on with the job in a folder, on the devices of its kind that are here now, or on a cluster.
+    """Resume the job in a folder, on the devices of the same kind that this machine has now, or on a cluster.
 
     A training job goes on from its newest checkpoint. Parts that are missing, or have another size than when they were
     written, are predicted again, and nothing else is touched.
@@ -343,18 +345,18 @@ def resume(
         output: The folder, or the URL of a remote prefix.
         devices: Which devices, as in `predict`.
         max_failures: As in `predict`; None takes the share that the job was begun with.
-        verify: Read all parts first, and predict again those whose content is not what was written.
+        verify: Read all parts first, and predict again those whose content changed since they were written.
         progress: Whether to show progress, or the object that shows it.
         verbose: Let the frameworks write all they want.
         engine: "local" or "ray", as in `predict`, whatever the job began with.
         address: The Ray cluster.
-        resources: What is taken on each of its nodes, or the labels that they must have.
+        resources: What the job takes on each node of the cluster, or the labels that a node must have.
         max_nodes: How many of its nodes to use at most, for predictions.
-        workers: How many processes go on with a training job there, as in `fit`.
+        workers: How many processes continue a training job there, as in `fit`.
 
     Raises:
         OutputError: The folder holds no job, or one whose model or input was in memory.
-        UsageError: A function of the job was of the script that began it.
+        UsageError: A function of the job was defined in the script that began it.
     """
     began = time.perf_counter()
     where = {"engine": engine, "address": address, "resources": resources}
@@ -405,8 +407,8 @@ def retry(
         A Summary of the whole job. Rows that failed again are among its `failed`, with their new reasons recorded.
 
     Raises:
-        OutputError: The folder holds no finished job, or one of a model that keeps state.
-        InputError: Something else was changed than what had failed.
+        OutputError: The folder holds no finished job, or the model of the job keeps state.
+        InputError: Something other than what had failed was changed.
 
     Example:
         >>> penstock.retry("predictions/").failed    # doctest: +SKIP
@@ -420,10 +422,10 @@ def retry(
 
 
 def _opened_again(output: str | os.PathLike[str], *, is_verbose: bool, **given: Any) -> FolderJob:
-    """The job in a folder, its model and its input opened as they were, with some options as they are given now.
+    """The job in a folder, with its own model, input and options; `given` replaces some of the options.
 
     Raises:
-        OutputError: They were in memory, or an older penstock wrote the job, or there is none.
+        OutputError: The model or the input was in memory, or an older penstock wrote the job, or there is none.
     """
     folder = _folder(output)
     place, manifest = folder_state.open_job(folder)
@@ -441,10 +443,10 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
     """How far the job in a folder is. Changes nothing.
 
     Returns:
-        `output`; `state`: `running`, `finished`, or `unfinished` where no run is alive; `rows`, of which so many are
-        `committed`, `failed` or `left`; `failed_on`: how many failed on each node of a cluster; `rows_per_s` over the
-        last parts, None where these are too few; `run`, the living run that holds the folder, or None; `parts`,
-        `model`, `recipe`, `resumable`, and `hint`: the command that resumes the job, or what to do where none can.
+        `output`; `state`: `running`, `finished`, or `unfinished` where no run is alive; `rows`, and how many of them
+        are `committed`, `failed` or `left`; `failed_on`: how many failed on each node of a cluster; `rows_per_s` over
+        the last parts, None where these are too few; `run`, the living run that holds the folder, or None; `parts`,
+        `model`, `recipe`, `resumable`, and `hint`: the command that resumes the job, or what to do if no command can.
         Of a training job: `output`, `kind` ("fit"), `state`, `epochs`, `epochs_done`, `steps_kept` (in the newest
         checkpoint), `last` (the last line of its history), `run`, `model`, `resumable` and `hint`.
     """
@@ -454,7 +456,7 @@ def status(output: str | os.PathLike[str]) -> dict[str, Any]:
 def verify(output: str | os.PathLike[str]) -> dict[str, Any]:
     """Compare the output in a folder with its journal: every part by size, checksum and rows. Changes nothing.
 
-    What is found to be damaged is predicted again by `resume` with `verify=True`.
+    `resume` with `verify=True` predicts the damaged parts again.
 
     Returns:
         `output`, `state`, `rows`, `committed`, `failed`, `failed_on` and `parts` as in `status`, `is_whole`, and
@@ -574,10 +576,10 @@ def inspect(
     loading = options.loading
     target = os.fspath(target)
     check_size(target, DeviceRequest("cpu"))
-    # Not refused here: the description lists what needs trust, and nothing of that is loaded unless trust is given.
+    # A model that needs trust is not refused here: the description lists why, and loads none of it without trust.
     file = catalog.find_model(target, signature=options.signature, trust=True)
     if file is None and os.path.isfile(os.path.join(target, "checkpoint")):
-        catalog.open_model(target)  # says what a folder of checkpoints is good for
+        catalog.open_model(target)  # raises, with a hint on how to use a folder of checkpoints
     if file is None:
         return describe_input(target)
     trust, constants = options.trust_model, loading.constants
@@ -587,7 +589,7 @@ def inspect(
 
 
 def devices() -> list[dict[str, Any]]:
-    """Every device here, its memory, and which runtimes can use it; for the others the reason.
+    """Every device here, its memory, and which runtimes can use it, or why one cannot.
 
     Returns:
         For each device `device`, `name`, `memory_bytes`, `free_bytes`, `cores`, `near_cores` (those of a GPU's NUMA

@@ -69,7 +69,7 @@ class _Crash:
 
 
 def arm(asked: str | None) -> None:
-    """Have this process killed at `point:visit`, or nowhere."""
+    """Let this process be killed at `point:visit`; None disarms it."""
     global _crash
     _crash = _Crash(asked) if asked else None
 

@@ -161,7 +161,7 @@ _PREAMBLES = (
     "arguments ",
 )
 _TRACED = ("in user code", "initialization failure from server")
-"""What an error begins with whose last line is the reason."""
+"""The beginnings of errors whose last line is the reason."""
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:
@@ -172,7 +172,7 @@ def one_line(error: BaseException, limit: int = 300) -> str:
     """
     try:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    except Exception:  # an exception of a user may not even be able to say what it is
+    except Exception:  # str() of a user's exception may itself raise
         lines = ["it cannot be shown"]
     telling = [line for line in lines if not line.lower().startswith(_PREAMBLES)] or lines
     is_traced = bool(lines) and lines[0].lower().startswith(_TRACED)

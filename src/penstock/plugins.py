@@ -1,13 +1,13 @@
 """Plugins: sources, sinks, runtimes and model formats by name, those of penstock and those of other packages.
 
-A plugin is one object: a record, or a sink. Penstock's own stand in the table below. Other packages name theirs in
-entry points of the same groups, in the same form:
+A plugin is one object: a record, or a sink. Penstock's own plugins are in the table below. Other packages list theirs
+as entry points of the same groups, in the same form:
 
     [project.entry-points."penstock.sinks"]
     toy = "penstock_toy.sink:SINK"
 
 `names` imports no plugin; `load` imports one, and `load_all` those of a group. A plugin that cannot be imported, or
-whose name is taken, is reported together with its package, and the others go on.
+whose name is taken, is reported together with its package; the others still load.
 """
 
 import logging
@@ -137,7 +137,7 @@ def load_all(group: str, kind: type[Kind]) -> dict[str, Kind]:
 
 
 def report(error: DeviceError) -> None:
-    """Tell people about a plugin that is left out."""
+    """Log a warning about a plugin that is left out."""
     _log.warning("%s: %s", error.problem, error.received)
 
 
@@ -148,7 +148,7 @@ def _imported(value: str) -> Any:
 
 @cache
 def _others(group: str) -> dict[str, tuple[_Plugin, ...]]:
-    """What other packages register in a group, by name. A name of penstock's own stays penstock's."""
+    """What other packages register in a group, by name. They cannot take the name of a plugin of penstock's own."""
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
     others: dict[str, tuple[_Plugin, ...]] = {}

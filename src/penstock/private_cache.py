@@ -19,9 +19,9 @@ def cache_folder() -> str:
 
 
 def own_folder(*names: str) -> str | None:
-    """A folder in the cache to which only this user can write, made where it is missing; None where that cannot be.
+    """A folder in the cache to which only this user can write, made if it is missing; None if that is not possible.
 
-    What is kept there is run: a folder that somebody else made, or may write to, is not used.
+    Penstock runs what is kept there, so a folder that another user made, or may write to, is not used.
     """
     folder = cache_folder()
     try:
@@ -37,7 +37,7 @@ def own_folder(*names: str) -> str | None:
 
 
 def is_own(path: str) -> bool:
-    """Whether a file or folder, and no link to one, is this user's, and others cannot write to it."""
+    """Whether a path is a file or folder (not a link) that this user owns and that others cannot write to."""
     found = os.lstat(path)
     is_plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
     return is_plain and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
@@ -60,7 +60,7 @@ def in_words() -> str:
 
 
 def clear() -> None:
-    """Remove what is in the cache, but for what a running job needs; what cannot be removed stays."""
+    """Empty the cache, except for what a running job needs; what cannot be removed stays."""
     for kind in _folders():
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(kind.path)):
@@ -79,9 +79,9 @@ def _remove(entry: os.DirEntry[str]) -> None:
 
 @contextlib.contextmanager
 def in_use(path: str) -> Iterator[None]:
-    """Keep a folder of the cache from being removed meanwhile: a job reads its model again when a replica restarts.
+    """Lock a folder of the cache against removal: a job reads its model again when a replica restarts.
 
-    `path` is the folder, or lies in it. A path elsewhere is left alone.
+    `path` is the folder, or lies in it. Nothing is locked for a path outside of the cache.
     """
     cache = os.path.join(cache_folder(), "")
     inside = path.removeprefix(cache).split(os.sep)

@@ -34,7 +34,8 @@ _OF_WHOLE_INPUTS = (
     *("format", "part_rows", "max_failures", "trace"),
     *("engine", "address", "resources", "max_nodes"),
 )
-"""Options that say which rows are taken and what is found out beforehand, how predictions are written, and where."""
+"""Options for whole inputs: which rows are taken, what is measured first, how predictions are written, and on which
+machines a job runs."""
 
 
 class Predictor:
@@ -45,7 +46,7 @@ class Predictor:
 
     Args:
         model: As in `penstock.predict`: a path, `module:function`, or a function that builds a Keras model.
-        batch_size: Rows that a device sees in one step; without it as many as suit the model, and the first batch.
+        batch_size: Rows that a device sees in one step; by default as many as suit the model and the first batch.
         on_error: What to do when rows fail: "raise" (the default), "skip" leaves the rows out, "nan" puts NaN (None in
             text and lists) in their place, and adds a column `error`: the reason, or the empty text.
         **keywords: As the options of `penstock.predict`, without those that select rows or say how to write.
@@ -119,14 +120,14 @@ class Predictor:
 
 
 def _take_what_ray_lends() -> None:
-    """In an actor of Ray: use as many cores as it has CPUs. Ray itself binds nobody to them."""
+    """Inside of a Ray actor, use as many cores as the actor has CPUs. Ray itself does not bind processes to cores."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return
     context = ray.get_runtime_context()
     if context.get_actor_id() is None:
         return
-    os.environ.pop("OMP_NUM_THREADS", None)  # of Ray; penstock gives each replica its threads
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it; penstock gives each replica its threads
     cpus = context.get_assigned_resources().get("CPU", 0)
     if cpus:
         os.environ.setdefault(CORES, str(max(1, int(cpus))))

@@ -96,7 +96,7 @@ class _Commands(click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Every command with its whole first sentence; the usual one is cut to the line."""
+        """Every command with its whole first sentence; click itself would cut it to fit one line."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _first_sentence(command.help)) for name, command in self.commands.items()])
 
@@ -142,7 +142,7 @@ def _print_error(error: PenstockError) -> None:
 
 
 def _refused(fault: PenstockError, *, as_json: bool) -> int:
-    """Show what the machine refused, as far as it lets us."""
+    """Print a fault of the machine, as far as printing still works, and return its exit code."""
     _ignore_signals()
     _print_error(fault)
     if as_json:
@@ -256,7 +256,7 @@ _WITHOUT_MODEL = dict.fromkeys(("predict", "plan"), "; with --estimator there is
 
 
 def _model_and_input(command: str, given: tuple[str, ...], estimator: str | None) -> tuple[str, list[_TypedPath]]:
-    """With --estimator, all that is given is the input."""
+    """The model and the paths of the input. With --estimator, every argument is part of the input."""
     model, *input_ = (estimator, *given) if estimator is not None else given
     if not input_:
         raise UsageError(
@@ -277,7 +277,7 @@ def _dry_run(
     as_json: bool,
     is_asked: bool,
 ) -> int:
-    """Say what the job would do. Where that was not asked for, it is what a job without an output folder gets."""
+    """Print what the job would do: for --dry-run, and, followed by an error, for a job without an output folder."""
     from penstock.commands.dry_run import describe, in_words
 
     description = describe(model, input_, output, options, append=append)

@@ -21,7 +21,7 @@ _MOST_USED = (
     "output", "label", "epochs", "metrics", "inputs", "keep", "preset", "preprocess", "top_k", "batch_size", "devices",
     "limit", "dry_run",
 )  # fmt: skip
-"""What the help begins with; each option is shown once."""
+"""The options that the help lists first; each option is listed once."""
 
 
 _NOT_OF_PLANS = ("plan", "trace")
@@ -29,7 +29,8 @@ _NOT_OF_PLANS = ("plan", "trace")
 
 
 _MOST_ARGUMENTS = 9
-"""The shell expands globs: a command with thousands of files is too long to show."""
+"""A command with more arguments is shown with MODEL and INPUT in their place: the shell may have expanded a glob to
+thousands of files."""
 
 
 class _OneOf(click.ParamType):  # type: ignore[type-arg]  # not generic in older versions
@@ -94,14 +95,14 @@ def some_options(*names: str) -> Callable[[Command], Command]:
 
 
 def evaluation_options(command: Command) -> Command:
-    """The options of an evaluation: what is measured, and those of a job that it has."""
+    """The options of an evaluation: what is measured, and the options that it shares with a job."""
     for option in reversed([*EVALUATE_OPTIONS.values(), *(OPTIONS[name] for name in EVALUATED_WITH)]):
         command = flag_of(option)(command)
     return command
 
 
 def fit_options(command: Command) -> Command:
-    """The options of training: what is learned and how, and those of a job that it has."""
+    """The options of training: what is learned and how, and the options that it shares with a job."""
     for option in reversed([*FIT_OPTIONS.values(), *FITTED_WITH.values()]):
         command = flag_of(option)(command)
     return command
@@ -114,7 +115,7 @@ class GroupedCommand(click.Command):
         """Parse what was given.
 
         Raises:
-            UsageError: A flag is that of another command, and others do the same here.
+            UsageError: The flag belongs to another command, and this command has other flags for the same purpose.
         """
         try:
             return super().parse_args(ctx, args)
@@ -145,7 +146,7 @@ class GroupedCommand(click.Command):
 
 
 def output_options(command: Command) -> Command:
-    """How a command talks."""
+    """The options that decide what a command prints: --json, --verbose and --quiet."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, all else on stderr."),
         click.option("--verbose", is_flag=True, help="Let the frameworks write all they want to the log."),
@@ -156,7 +157,7 @@ def output_options(command: Command) -> Command:
 
 
 def plan_command(context: click.Context) -> str:
-    """The `penstock plan` that takes model, input and options as they were given to `penstock predict`."""
+    """The `penstock plan` line with the model, input and options that were given to `penstock predict`."""
     words = ["penstock", "plan"]
     for param in context.command.params:
         value = context.params[str(param.name)]
@@ -178,5 +179,5 @@ def _flags(param: click.Parameter, value: Any) -> list[Any]:
 
 
 def options_from_flags(values: Mapping[str, Any]) -> PredictOptions:
-    """The options of a job. Without --estimator, MODEL is no function of an Estimator, whatever else is given."""
+    """The options of a job. Only --estimator makes MODEL an Estimator's function; --checkpoint alone does not."""
     return make_options({**values, "estimator": values["estimator"] is not None})

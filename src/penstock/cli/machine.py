@@ -25,17 +25,17 @@ def open_standard_streams() -> None:
 
 
 def let_go_of_streams_that_refuse() -> None:
-    """Send what is left to be printed nowhere where a stream refuses it: the end of the process would fail on it."""
+    """Flush standard output and error; redirect a stream that refuses to /dev/null, so that the exit does not fail."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            with suppress(OSError, ValueError):  # a stream of somebody's own may have no number
+            with suppress(OSError, ValueError):  # an object in place of the stream may have no number
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def as_fault(error: OSError) -> PenstockError | None:
-    """The error to show for what the machine refused; None where that is a bug of penstock."""
+    """The error to show for something that the machine refused; None if the error is a bug of penstock."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return DeviceError(
             "too many files are open",

@@ -1,4 +1,4 @@
-"""What belongs to a model beside its file: its weights, the code of its classes. All of it counts in the digest."""
+"""What belongs to a model besides its file: its weights, the code of its classes. The digest covers all of it."""
 
 import glob
 import hashlib
@@ -17,7 +17,7 @@ def with_belongings(
     """The model with its weights and the modules of its own classes.
 
     Raises:
-        UsageError: It is no model that a function builds, and so has its weights already.
+        UsageError: Weights are given for a model that has its own, because no function builds it.
         ModelError: The weights or a module are not there.
     """
     if weights is None and not custom_objects:
@@ -37,7 +37,7 @@ def with_belongings(
 
 
 def num_bytes(location: str) -> int:
-    """How large a model is on disk; 0 for what is no file. Of a folder of numbered exports only one is loaded."""
+    """The size of a model on disk; 0 if there is no file. For a folder of numbered exports, the largest one counts."""
     if os.path.isdir(location):
         numbered = [name for name in os.listdir(location) if name.isdigit()]
         if numbered and not os.path.exists(os.path.join(location, "saved_model.pb")):
@@ -48,7 +48,7 @@ def num_bytes(location: str) -> int:
 
 
 def _digest_of_weights(path: str, trust: bool) -> str:
-    """A file, or the files of a TensorFlow checkpoint that is named by their prefix."""
+    """The digest of a file of weights, or of the files of a TensorFlow checkpoint that is given by its prefix."""
     if os.path.isfile(path):
         return h5.check_weights(path, trust=trust)
     files = sorted(glob.glob(glob.escape(path) + ".*"))

@@ -1,4 +1,4 @@
-"""Opens a model by its format, which each format recognises itself."""
+"""Opens a model: each format recognises its own files."""
 
 import os
 
@@ -10,7 +10,7 @@ from penstock.errors import ModelError
 def open_model(
     location: str, *, signature: str | None = None, trust: bool = False, own: tuple[str, ...] = ()
 ) -> ModelFile:
-    """The model behind a path or `module:function`. `own` are modules of its classes, which the user named.
+    """The model behind a path or `module:function`. `own` are the modules that the user named for its classes.
 
     Raises:
         ModelError: No format recognises it, or it is damaged, or needs trust.
@@ -26,7 +26,7 @@ def open_model(
 
 
 def _hint(location: str) -> str | None:
-    """What to give instead of a folder that holds a model, or will."""
+    """What to give instead of a folder that holds checkpoints, a model, or a training job that has not ended."""
     if not os.path.isdir(location):
         return None
     names = sorted(os.listdir(location))

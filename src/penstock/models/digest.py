@@ -1,4 +1,4 @@
-"""Digests of model files and of modules: they change whenever what a job reads of them does."""
+"""Digests of model files and of modules: a digest changes whenever something that a job reads of them changes."""
 
 import ast
 import contextlib
@@ -18,7 +18,7 @@ _INSTALLED = {"site-packages", "dist-packages", "lib-dynload"}
 _OURS = __name__.partition(".")[0]
 _IMPORTING = ("import_module", "__import__")
 _RECORDED = 3
-"""What a line of RECORD says of a file: its path, digest and size."""
+"""The number of fields in a line of RECORD: path, digest and size of a file."""
 _WORD = re.compile(rb"[\w\x80-\xff]+")
 
 
@@ -44,7 +44,7 @@ def of_folder(folder: str) -> str:
 
 
 def files_below(folder: str, *, hidden: bool = True) -> Iterator[str]:
-    """Every file below a folder, also behind links to folders: what is loaded is covered, wherever it lies."""
+    """Every file below a folder, also behind links to folders, as a model may load files through links."""
     seen = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(parent))
@@ -65,8 +65,10 @@ def of_module(module: str) -> str | None:
 
 
 def parts_of_module(module: str) -> dict[str, str]:
-    """The packages and files that a module needs, by the names that they have below the folder they are imported from:
-    its own whole package, or its file, and what these import of the user's own code. What is installed is taken alone.
+    """The packages and files that a module needs, by their paths relative to the folder they are imported from.
+
+    These are the module's whole package, or its file, and the user's own code that they import. An installed module is
+    taken without its imports.
     """
     path = find_module(module)
     if path is None:
@@ -78,12 +80,12 @@ def parts_of_module(module: str) -> dict[str, str]:
         path, rest = str(spec.origin), []
     path = os.path.dirname(path) if os.path.basename(path) == "__init__.py" else path
     folder = os.path.normpath(os.path.join(os.path.dirname(path), *[".."] * len(rest)))
-    if rest:  # below folders without `__init__.py`: the first package on the way is taken whole
+    if rest:  # folders without `__init__.py` come first: the first real package on the way to the module is taken whole
         path, _ = _located(module, {folder: {}}) or (path, folder)
     folders = _user_folders(folder)
     if _is_installed(folder) or _was_installed(_imported_file(path), folder, folders.get(folder, {})):
-        folders = {}  # it is taken alone
-    names = _names_there(folders) - ({os.fsencode(top)} if spec.has_location else set())  # the whole of top is taken
+        folders = {}  # an installed module is taken without its imports
+    names = _names_there(folders) - ({os.fsencode(top)} if spec.has_location else set())  # top is taken whole already
     found, new = dict[str, str](), [(path, folder)]
     while new:
         part, folder = new.pop()
@@ -95,21 +97,23 @@ def parts_of_module(module: str) -> dict[str, str]:
 
 
 def _is_installed(folder: str) -> bool:
-    """Whether only installed modules are imported from a folder; packages bring others along inside of them."""
+    """Whether a folder holds only installed modules. It may lie inside of a package that brings modules of its own."""
     return not _INSTALLED.isdisjoint(folder.split(os.sep)) or folder in sysconfig.get_paths().values()
 
 
 def _user_folders(own: str) -> dict[str, dict[str, str]]:
-    """The folders that the user's own code is imported from, in Python's order, each with what was installed into it;
-    that of a module is among them. Python imports nothing from a folder that it cannot list."""
+    """The folders that the user's own code is imported from, in Python's order, each with the files installed into it.
+
+    `own`, the folder of a module, is one of them. Folders that cannot be listed are left out: Python imports nothing
+    from them.
+    """
     folders = dict.fromkeys([*map(os.path.abspath, sys.path), own])
     listed = (each for each in folders if os.path.isdir(each) and os.access(each, os.R_OK))
     return {folder: _installed_into(folder) for folder in listed if not _is_installed(folder)}
 
 
 def _installed_into(folder: str) -> dict[str, str]:
-    """The files that an installer has put into a folder of any name, as `pip install --target` does, by their paths
-    there, with their sizes."""
+    """The sizes of files that an installer put into a folder of any name (`pip install --target`), by relative path."""
     sizes = dict[str, str]()
     for record in glob.iglob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
         with contextlib.suppress(OSError, ValueError, csv.Error), open(record, encoding="utf-8", newline="") as lines:
@@ -118,7 +122,7 @@ def _installed_into(folder: str) -> dict[str, str]:
 
 
 def _was_installed(file: str, folder: str, installed: Mapping[str, str]) -> bool:
-    """Whether a file below a folder is what was installed there: what has another size now is the user's."""
+    """Whether a file is still as it was installed into a folder: a file whose size changed counts as the user's."""
     size = installed.get(os.path.relpath(file, folder))
     return size is not None and os.path.isfile(file) and size == str(os.path.getsize(file))
 
@@ -136,7 +140,7 @@ def _names_there(folders: Iterable[str]) -> set[bytes]:
 
 
 def _imported_file(part: str) -> str:
-    """The file that is read first when a package, or a file, is imported."""
+    """The file that Python reads first when it imports a package or a file."""
     return os.path.join(part, "__init__.py") if os.path.isdir(part) else part
 
 
@@ -149,9 +153,9 @@ def _sources(part: str) -> list[str]:
 def _imported(
     part: str, folder: str, folders: Mapping[str, Mapping[str, str]], names: set[bytes]
 ) -> list[tuple[str, str]]:
-    """What a file, or the files of a package, import of the user's own code: packages, and files that are in none.
+    """The user's own packages, and files outside of packages, that a file or the files of a package import.
 
-    `names` are those of all that is in these folders.
+    `names` has the names of all modules and packages in `folders`.
     """
     found = set[tuple[str, str] | None]()
     is_package = os.path.isdir(part) and os.path.dirname(part) == folder
@@ -161,20 +165,20 @@ def _imported(
             with open(path, "rb") as file:
                 content = file.read()
             if is_package and not _mentions(content, names):
-                continue  # a large package is not parsed for nothing
+                continue  # parsing a large package is slow, and this file imports nothing from `folders`
             nodes = ast.walk(ast.parse(content))
             found.update(_located(name, folders) for node in nodes for name in _names(node, package))
     return sorted(each for each in found if each is not None)
 
 
 def _mentions(content: bytes, names: set[bytes]) -> bool:
-    """Whether one of these names is in a source; `import_module` takes names that are no word, too."""
+    """Whether a source contains one of these names, also one that is no identifier: `import_module` takes any name."""
     odd = (name for name in names if not _WORD.fullmatch(name))
     return not names.isdisjoint(_WORD.findall(content)) or any(name in content for name in odd)
 
 
 def _names(node: ast.AST, package: list[str]) -> list[str]:
-    """The modules that a statement or a call may import, where it names them; `package` is the one that it is in."""
+    """The modules that an import statement, or a call of `import_module`, names; `package` is the package around it."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
@@ -190,14 +194,17 @@ def _names(node: ast.AST, package: list[str]) -> list[str]:
 
 
 def _absolute(module: str, level: int, package: list[str]) -> str:
-    """The name of a module that is named from inside a package, by so many dots."""
+    """The absolute name of a module that is imported inside of `package` with `level` leading dots."""
     start = package[: len(package) + 1 - level] if level else []
     return ".".join(filter(None, [*(name for name in start if name != "."), module]))
 
 
 def _located(name: str, folders: Mapping[str, Mapping[str, str]]) -> tuple[str, str] | None:
-    """The package that a module is in, or its file where it is in none, and the folder it is imported from. Of what is
-    installed in that folder, only a piece that the user has put into it; else None."""
+    """The package that holds a module, or its file if no package does, and the folder that it is imported from.
+
+    Installed packages and files are passed over for the first one inside of them that is the user's; None if there is
+    none.
+    """
     pieces = list(filter(None, name.split(".")))
     if pieces[:1] == [_OURS]:
         return None
@@ -216,7 +223,7 @@ def _located(name: str, folders: Mapping[str, Mapping[str, str]]) -> tuple[str, 
 
 
 def find_module(module: str) -> str | None:
-    """The file of a module. Its package is looked through, and not imported as `find_spec` would do."""
+    """The file of a module. `find_spec` would import the module's package; here its folders are only searched."""
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)

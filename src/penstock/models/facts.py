@@ -13,7 +13,7 @@ class Malformed(ValueError):
 
 
 def refuse_untrusted(location: str, needs_trust: Sequence[str], trust: bool) -> None:
-    """Raise where a model does something that needs trust and has none."""
+    """Raise if a model does something that needs trust, and is not trusted."""
     if not needs_trust or trust:
         return
     reasons = "; ".join(needs_trust[:_MOST_NAMED])
@@ -37,7 +37,7 @@ def too_large(path: str) -> ModelError:
 
 
 def refuse_signature(kind: str, signature: str | None) -> None:
-    """Raise where a signature was asked for, of a kind of file that has none."""
+    """Raise if a signature was asked for: this kind of file has none."""
     if signature is not None:
         raise ModelError(f"{kind} has no signatures", received=f"--signature {signature}")
 

@@ -1,4 +1,4 @@
-"""Models that are one file each: found by name or contents, looked at, then refused or taken."""
+"""Formats whose models are single files: a file is recognised by name or contents, checked, and refused or accepted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from penstock.models.facts import refuse_signature, refuse_untrusted, require_fi
 
 @dataclass(frozen=True)
 class SingleFile:
-    """One format of such models.
+    """One format whose models are single files.
 
     Args:
         kind: The kind of the `ModelFile`.

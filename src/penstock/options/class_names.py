@@ -26,7 +26,7 @@ def check_named(names: ClassNames, outputs: Iterable[str]) -> None:
     """Check that names are for outputs that the model has.
 
     Raises:
-        UsageError: It has no such output.
+        UsageError: The model has no output of that name.
     """
     known = list(outputs)
     unknown = [output for output in names if output not in known] if isinstance(names, Mapping) else []
@@ -37,12 +37,12 @@ def check_named(names: ClassNames, outputs: Iterable[str]) -> None:
 
 
 def of(given: Any) -> ClassNames:
-    """Names as options and manifests have them: lists, or outputs to lists."""
+    """Class names as options and manifests hold them: a list, or a dict from outputs to lists."""
     return {output: tuple(each) for output, each in given.items()} if isinstance(given, Mapping) else tuple(given)
 
 
 def from_json(document: Any) -> ClassNames:
-    """Names as files of people have them: a list, numbers to names, or outputs to either of these.
+    """Class names from a user's file: a list, a dict from numbers to names, or a dict from outputs to either of these.
 
     >>> from_json({"1": "dog", "0": "cat"}), from_json({"kind": ["cat", "dog"]})
     (('cat', 'dog'), {'kind': ('cat', 'dog')})

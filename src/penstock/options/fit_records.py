@@ -29,7 +29,7 @@ _MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 
 @dataclass(frozen=True)
 class Every:
-    """How often: after so many steps, or so many minutes; one of them is None."""
+    """An interval, as a number of steps or of minutes; one of them is None."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -194,7 +194,7 @@ def make_fit(given: Mapping[str, Any], function: Callable[..., Any] | None = Non
 
 
 def _check_on_cluster(asked: FitOptions) -> None:
-    """Refuse what each worker would decide in its own way.
+    """Refuse options that do not work with several workers.
 
     Raises:
         UsageError: The batch size is to be measured, or a cache is to be on disk.

@@ -87,7 +87,7 @@ class DeviceRequest:
 
 @dataclass(frozen=True)
 class Nulls:
-    """What is done with missing values, which are not NaN: NaN is a value.
+    """What is done with missing values. NaN is a value, not a missing one.
 
     Args:
         numbers: `fail` for a failed row, `nan`, or the number that stands in their place.
@@ -159,7 +159,7 @@ _SECONDS = kinds.number("SECONDS", lambda seconds: seconds > 0, "120, 0.5, …",
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How sources read what files do not say themselves."""
+    """How sources read files, where the files themselves leave it open."""
 
     # fmt: off
     image_size: tuple[int, int] | None = _fed(kinds.IMAGE_SIZE, OUTPUT, STEP,
@@ -186,7 +186,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a model may need beyond its file. Its digest covers most of it, and so the keys of plans do."""
+    """What a model may need besides its file. The model's digest covers most of it, and so do the keys of plans."""
 
     # fmt: off
     weights: str | None = _model(kinds.path("FILE", is_kept=True), OUTPUT, NO_KEY,
@@ -222,7 +222,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which machines a job runs on. None of this is in its fingerprint: it may go on anywhere else."""
+    """Which machines a job runs on. None of this is in its fingerprint: a job may be resumed on any other machines."""
 
     # fmt: off
     engine: str = _run(kinds.choice(LOCAL, RAY), NOTHING, NO_KEY, default=LOCAL,
@@ -264,7 +264,7 @@ class PredictOptions:
     """The options of a prediction job, besides its model and its input."""
 
     # fmt: off
-    # The keys of plans have the signature that was found in the model.
+    # NO_KEY: the keys of plans contain the signature that was found in the model.
     signature: str | None = _model(kinds.text("NAME"), OUTPUT, NO_KEY,
         help="Which signature of a SavedModel; default: serving_default, or the only one.")
     runtime: str | None = _model(kinds.plugin(plugins.RUNTIMES, has_auto=True), OUTPUT, RUN,
@@ -400,7 +400,7 @@ class PredictOptions:
 
 
 OPTIONS = options_of(PredictOptions)
-"""Every option of a job, by its keyword. Where a field is not classified, this fails."""
+"""Every option of a job, by its keyword. This line fails if a field is not classified."""
 
 
 def make_options(given: Mapping[str, Any], function: Callable[..., Any] | None = None) -> PredictOptions:
@@ -413,5 +413,5 @@ def make_options(given: Mapping[str, Any], function: Callable[..., Any] | None =
     """
     check_known(given, OPTIONS, function)
     given = {name: value for name, value in given.items() if value is not None}
-    # In Python `model` is the place of the function, and a checkpoint says what it is.
+    # In Python, an Estimator's function is given as `model`; a checkpoint shows that it is one.
     return make(PredictOptions, {"estimator": True, **given} if "checkpoint" in given else given)

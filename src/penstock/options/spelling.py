@@ -1,4 +1,4 @@
-"""Messages for Python: `inputs={'x': 'COLUMN'}` in the place of `--input x=COLUMN`, and without our own frames."""
+"""Errors for Python: `inputs={'x': 'COLUMN'}` in place of `--input x=COLUMN`, and tracebacks without our own frames."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from penstock.options.table import Option, keywords_of
 _BY_FLAG = {option.flag.split("/")[0][2:].replace("-", "_"): option for option in OPTIONS.values()}
 _SWITCHES_OF_COMMANDS = ("overwrite", "append", "verbose", "fresh")
 _OF_COMMANDS = ("output", "dry_run", *_SWITCHES_OF_COMMANDS)
-"""Flags that are options of no job, and their keywords."""
+"""Flags of commands that are no options of a job; their keywords have the same names."""
 _WORDS = ("all", "cpu", "gpu", "off", "auto")
 """Values of options that have no list of choices."""
 _FLAG = re.compile(r"--(?P<flag>[a-z][a-z-]*[a-z])\b(?P<value>[ =](?:'[^']*'|[^\s'`;)]+))?")
@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 
 def in_python(text: str, *, is_quoted: bool = False) -> str:
-    """A message with options as keywords. `is_quoted` says that a flag is followed by its value and nothing else.
+    """A message with options as keywords. `is_quoted` means that only its value follows a flag.
 
     >>> in_python("name it: --input x=COLUMN, or --devices cpu")
     "name it: inputs={'x': 'COLUMN'}, or devices='cpu'"
@@ -50,7 +50,7 @@ def in_python(text: str, *, is_quoted: bool = False) -> str:
 
 
 def _command(shell: str) -> str:
-    """A command: the name of its Python twin where it stands between backticks and has no arguments."""
+    """The Python twin of a command that stands between backticks and has no arguments; any other command unchanged."""
     match = re.fullmatch(r"`penstock (inspect|devices|status|resume|plan)`", shell)
     return f"`penstock.{match[1]}`" if match else shell
 
@@ -108,7 +108,7 @@ def in_shell(error: UsageError) -> UsageError:
     """The same error with options as flags: `--batch-size 0` in the place of `batch_size=0`."""
     leading = _LEADING.match(error.problem)
     if leading is not None and (error.received or "").startswith(f"{leading[1]}="):
-        error.problem = _flag(leading) + error.problem[leading.end() :]  # an English word, and the name of an option
+        error.problem = _flag(leading) + error.problem[leading.end() :]  # _PLAIN has no English words
     error.problem = _PLAIN.sub(_flag, error.problem)
     if error.received is not None:
         error.received = _GIVEN.sub(lambda match: f"{_flag(match)} ", error.received)
@@ -166,7 +166,7 @@ def _cause_of_caller(error: BaseException | None) -> BaseException | None:
 
 
 def _last_frame(trace: TracebackType | None) -> str | None:
-    """The file in which something was raised."""
+    """The file of the last frame of a traceback, in which the error was raised."""
     frame: Any = None
     while trace is not None:
         frame, trace = trace.tb_frame, trace.tb_next

@@ -18,16 +18,16 @@ from penstock.errors import UsageError
 from penstock.options.value_types import WrongType, as_type, type_of
 
 AUTO = "auto"
-"""What is found out by measuring or by a rule, in the shell and in Python."""
+"""The value, in the shell and in Python, for what measuring or a rule decides."""
 
 _TWINS = {"workers": ("loaders", "max_nodes"), "max_nodes": ("workers",)}
-"""What options of training do otherwise, and the other way round."""
+"""Options that serve the same purpose in other commands: `workers` of fit is `loaders` or `max_nodes` of predict."""
 
 Record = TypeVar("Record")
 
 
 class Decides(Enum):
-    """What an option changes. What decides the output is in the fingerprint, and a resumed run reads it again."""
+    """What an option changes. Options that decide the output are in the fingerprint, and kept for a resumed run."""
 
     OUTPUT = "output"
     SPEED = "speed"
@@ -58,17 +58,17 @@ class Kind:
     """How the values of an option are read, checked and written.
 
     Args:
-        read: From what was given (texts of the shell, a value of Python, or JSON) and the flag to the value.
-        check: Refuses a value; gets the option's name, too.
-        write: From the value to JSON, which `read` understands.
+        read: Makes the value from what was given (texts of the shell, a value of Python, or JSON) and the flag.
+        check: Raises for a value that is not allowed; it takes the option's name and the value.
+        write: Makes JSON from the value, which `read` takes.
         python: The type of the keyword.
         also: Types of other forms that `read` takes: texts of the shell, JSON, and what it returned before.
         metavar: What stands for the value in the help.
-        choices: The values that are allowed; asked for when they are needed, as plugins add theirs.
+        choices: Returns the allowed values; called only when they are needed, because plugins add to them.
         shell: Settings of `click.option`.
         has_auto: Whether `auto` stands for None.
         is_mapping: Whether the flag takes NAME=VALUE, and the keyword a dict.
-        is_function: Whether the value is a function of the user, of which the fingerprint covers the code.
+        is_function: Whether the value is a function of the user, whose code the fingerprint covers.
     """
 
     read: Callable[[Any, str], Any] = lambda given, flag: given
@@ -127,7 +127,7 @@ class Option:
             with contextlib.suppress(WrongType):
                 return as_type(given, wanted)
         with contextlib.suppress(TypeError, ValueError, AttributeError):
-            self.check(given)  # it has better words, if it takes a value of any type
+            self.check(given)  # its error says more, if it takes a value of any type
         received = " ".join(repr(given).split())
         raise UsageError(
             f"{self.name} is not understood", received=f"{self.name}={received:.80}", allowed=self.kind.python
@@ -141,7 +141,7 @@ class Option:
 def option(
     kind: Kind, decides: Decides, plan: PlanKey, *, group: str, help: str, default: Any = None, flag: str = ""
 ) -> Any:
-    """A field of a record of options. The flag is the field's name where it is not said."""
+    """A field of a record of options. By default, the flag is the field's name."""
     made = Option(kind, decides, plan, group, help, flag, default=default)
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata={"option": made})
@@ -149,7 +149,7 @@ def option(
 
 
 def part(record: type[Any]) -> Any:
-    """A field that holds another record of options; in the shell and in Python its options are not apart."""
+    """A field that holds another record of options, which the shell and Python list among the others."""
     return field(default_factory=record, metadata={"part": record})
 
 
@@ -162,7 +162,7 @@ def options_of(record: type[Any]) -> Mapping[str, Option]:
     """Every option of a record and of its parts, by name, in the order of the help.
 
     Raises:
-        TypeError: A field is none, so that nothing says whether it decides the output.
+        TypeError: A field is no option, so it is unknown whether it decides the output.
     """
     if record in _TABLES:
         return _TABLES[record]
@@ -205,7 +205,7 @@ def values_of(record: Any) -> dict[str, Any]:
 def as_json(
     record: Any, wanted: Callable[[Option], bool], describe: Callable[[Any, str], Any] = lambda function, name: function
 ) -> dict[str, Any]:
-    """The options that are wanted, as plain JSON. `describe` tells a function by its code."""
+    """The options that are wanted, as plain JSON. `describe` makes JSON from a user's function."""
     values = values_of(record)
     return {
         name: describe(values[name], name) if option.kind.is_function else option.kind.write(values[name])
@@ -228,7 +228,7 @@ def read_given(record: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def check_known(
     given: Iterable[str], options: Mapping[str, Option], function: Callable[..., Any] | None = None
 ) -> None:
-    """Check that options exist. `function` has been called with them; its own keywords are listed, too.
+    """Check that options exist. The error also lists the keywords of `function`, which was called with them.
 
     Raises:
         UsageError: One is unknown.
@@ -246,7 +246,7 @@ def check_known(
 
 
 def twins_of(name: str, known: Collection[str]) -> list[str]:
-    """The options here that do what an option of other commands does there.
+    """The options among `known` that serve the purpose that the option `name` has in another command.
 
     >>> twins_of("workers", ["limit", "loaders", "max_nodes"])
     ['loaders', 'max_nodes']

@@ -91,7 +91,7 @@ EVALUATED_WITH = tuple(name for name in OPTIONS if name not in _OTHERS)
 """The options of `predict` that `evaluate` has: metrics need whole outputs, under their own names."""
 
 EVERY_OPTION = {**EVALUATE_OPTIONS, **OPTIONS}
-"""Every option of every command, by its keyword."""
+"""Every option of `predict` and `evaluate`, by its keyword."""
 
 
 def make_evaluation(
@@ -99,7 +99,7 @@ def make_evaluation(
 ) -> tuple[PredictOptions, EvaluateOptions]:
     """The options of an evaluation, from what was given in the shell or in Python; None counts as not given.
 
-    The model's own framework predicts, unless a runtime or a plan is given: the metrics are those that it gives.
+    Unless a runtime or a plan is given, the model's own framework predicts, so that the metrics are its own.
 
     Raises:
         UsageError: One is unknown, or not understood, or not allowed.

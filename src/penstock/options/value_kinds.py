@@ -1,6 +1,6 @@
 """Kinds of option values: how texts of the shell, values of Python and JSON are read, and which values are allowed.
 
-A `read` function takes all three, and a value that it returned before: one way leads from any of them to a record.
+A `read` function takes all three forms, and a value that it returned before, so every form is read the same way.
 """
 
 import json
@@ -51,7 +51,7 @@ def _check_switch(name: str, value: Any) -> None:
 
 SWITCH = Kind(check=_check_switch, python="bool", shell={"is_flag": True})
 YES_OR_NO = Kind(check=_check_switch, python="bool")
-"""A switch of which both sides have a flag."""
+"""A switch with a flag for each side, such as `--shuffle/--no-shuffle`."""
 
 
 def choice(*names: str) -> Kind:
@@ -155,16 +155,16 @@ def number(metavar: str, is_allowed: Callable[[Any], bool], allowed: str, proble
 
 
 def _joined(context: Any, parameter: Any, given: tuple[str, ...]) -> str | None:
-    """What the flags of an option name all together, as one of them could have named it."""
+    """The names from all flags of an option, joined as one flag could have given them."""
     return ",".join(given) if given else None
 
 
 def names(metavar: str, twice: str | None = None, *, has_commas: bool = False) -> Kind:
-    """Names: one for each flag, or with commas between them. `twice` is the problem where one comes twice."""
+    """Names: one for each flag, or with commas between them. `twice` is the message for a name that comes twice."""
 
     def read(given: Any, flag: str) -> tuple[str, ...]:
         if not isinstance(given, str):
-            return tuple(given)  # of JSON
+            return tuple(given)  # several flags, a sequence, or JSON
         return tuple(name.strip() for name in given.split(",")) if has_commas else (given,)
 
     def check(name: str, value: Any) -> None:
@@ -262,7 +262,7 @@ _TEXTS = pairs("NAME=VALUE", "NAME=AMOUNT of a resource, or NAME=VALUE of a labe
 
 
 def is_amount(value: str) -> bool:
-    """Whether the value of a resource is an amount: any other is that of a label."""
+    """Whether the value of a resource is an amount. Any other value is that of a label."""
     try:
         return 0 <= float(value) < math.inf
     except ValueError:
@@ -436,7 +436,7 @@ IMAGE_SIZE = Kind(_read_size, _check_size, python="int | tuple[int, int] | str",
 
 
 def _read_function(given: Any, flag: str) -> Any:
-    """A function, `module:function`, or what a request says of one: its place, and whether it travelled by value."""
+    """A function, `module:function`, or the record of one in a request: its location, and whether it was pickled."""
     if not isinstance(given, Mapping):
         return given
     if not {"by_value", "location"} <= given.keys():
@@ -472,11 +472,12 @@ FUNCTION = Kind(
 
 
 ESTIMATOR = Kind(check=_check_switch, python="bool", metavar="MODULE:FUNCTION")
-"""In the shell the place of the function; in Python that is the model, and this says what it is."""
+"""In the shell, the value is the location of the function. In Python, `model` is, and this option marks it as an
+Estimator's."""
 
 
 def _write_plan(plan: Any) -> Any:
-    """What a plan decides of the output: the recipe that it names. Without a plan the job decides it once."""
+    """The part of a plan that decides the output: its recipe. Without a plan, the job decides the recipe once."""
     if plan is None or isinstance(plan, (str, Mapping)):
         return None if plan == NO_PLAN else plan
     return {name: getattr(plan.choice, name) for name in _OF_A_PLAN}
@@ -489,7 +490,7 @@ def _check_plan(name: str, value: Any) -> None:
 
 
 NO_PLAN = "off"
-"""In the place of a plan's file: the rules of thumb, without a search."""
+"""The value, in place of a plan's file, for rules of thumb without a search."""
 _OF_A_PLAN = ("runtime", "batch_size", "threads", "precision")
 PLAN = Kind(
     check=_check_plan,

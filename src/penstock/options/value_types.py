@@ -1,4 +1,4 @@
-"""Types of option values: whether what was given in Python is of the type of the keyword, before it is read."""
+"""Types of option values: a value that was given in Python must have the type of its keyword before it is read."""
 
 import operator
 import os
@@ -15,13 +15,13 @@ class WrongType(Exception):
 
 @runtime_checkable
 class _Plan(Protocol):
-    """A plan, which is a record of a layer above the options."""
+    """Stands for a plan, whose record is in a folder above this one and cannot be imported here."""
 
     choice: Any
 
 
 _NAMES = {"os": os, "Any": Any, "Callable": Callable, "Mapping": Mapping, "Sequence": Sequence, "Plan": _Plan}
-"""What the types of keywords are made of."""
+"""The names that stand in the types of keywords."""
 
 
 @cache

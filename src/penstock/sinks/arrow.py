@@ -27,14 +27,14 @@ class ArrowSink(TableSink):
 
 
 class ArrowPart(TablePart):
-    """A part of record batches that are worth reading at once."""
+    """A part as record batches of at least GROUP_BYTES each, except for the last one."""
 
     def open_writer(self, path: str, first: pa.Table) -> _FileWriter:
         return _FileWriter(path, first.schema)
 
 
 class _FileWriter:
-    """Closes the file, too: pyarrow's writer closes only what it opened itself, and not at once."""
+    """A writer that also closes its file: pyarrow's writer closes only what it opened itself, and not at once."""
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self._file = pa.OSFile(path, "wb")

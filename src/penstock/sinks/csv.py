@@ -22,7 +22,7 @@ from penstock.sinks.jsonl import plain, to_list
 from penstock.sinks.staging import ROW, FilePart, OneFileSink, check_names
 
 MOST_VALUES = 1000
-"""A vector of more values is one field, as JSON: tables of more columns are read by nobody."""
+"""A vector of more values is written as JSON in one field: a table of so many columns would be hard to use."""
 
 
 class CsvSink(OneFileSink):
@@ -100,7 +100,7 @@ def names_in_header(spec: TensorSpec) -> list[str]:
 
 
 def _fields(spec: TensorSpec, column: Column) -> Iterator[tuple[str, pa.Array]]:
-    """The columns of the file that a column becomes."""
+    """The file's columns for one column: one, or one for each value of a vector."""
     names = names_in_header(spec)
     if names == [spec.name]:
         yield spec.name, _field(spec, column)
@@ -115,7 +115,7 @@ def _fields(spec: TensorSpec, column: Column) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _field(spec: TensorSpec, column: Column) -> pa.Array:
-    """A column of single values as it is written: numbers, text, dates; all else as text."""
+    """A column as it is written into one field: numbers, text and dates as they are, all else as text."""
     if isinstance(column, np.ndarray) and column.ndim > 1:
         return _texts(json.dumps(value, default=plain) for value in to_list(column))
     values = to_arrow(column)

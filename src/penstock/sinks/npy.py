@@ -126,7 +126,7 @@ class _GrowingFile:
         self._rows = 0
         self._header_bytes = 0
         self._sent = 0
-        """So many bytes are on their way to the disk."""
+        """How many bytes the kernel has been asked to write to the disk."""
 
     def write(self, array: Array) -> None:
         if self._first is None:
@@ -145,7 +145,7 @@ class _GrowingFile:
         self._send()
 
     def _send(self) -> None:
-        """Have the kernel begin to write what is there, and wait for nothing."""
+        """Ask the kernel to begin writing to the disk, without waiting for it."""
         written = self._file.tell()
         if written - self._sent >= self._SENT_BYTES and hasattr(os, "posix_fadvise"):  # not on macOS
             with contextlib.suppress(OSError):  # it is advice

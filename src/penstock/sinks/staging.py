@@ -19,7 +19,7 @@ from penstock.errors import UsageError
 
 ROW = "row"
 GROUP_BYTES = 16 << 20
-"""Small results are gathered until they make a piece of a table of this size, which is worth reading at once."""
+"""Small results are gathered into pieces of a table of at least this size: reading many small pieces is slow."""
 
 
 class OneFileSink:
@@ -46,7 +46,7 @@ class TableSink(OneFileSink):
         tables = [self.read_table(path) for part in parts for path in part.values()]
         table = pa.concat_tables(tables, promote_options="permissive")
         for positions in positions_by_span(table[ROW].to_numpy(), spans):
-            # Copied, so that it has the bytes of these rows only: their number decides where a piece of a table ends.
+            # Copied, so that `nbytes` counts these rows only: it decides where a piece of a table ends.
             writer.write_table(table.take(positions).combine_chunks())
         return writer.finish()
 
@@ -74,7 +74,7 @@ class FilePart:
         records_of: Callable[[Iterable[bytes]], Iterator[bytes]],
         row_of: Callable[[bytes], int],
     ) -> dict[str, str]:
-        """Write the records of parts of text, in the order of their rows, and nothing else."""
+        """Write the records of several parts of text, in the order of their rows, over what was written before."""
         self.abandon()
         with contextlib.ExitStack() as opened:
             files = [opened.enter_context(open(path, "rb")) for part in parts for path in part.values()]
@@ -106,7 +106,7 @@ class TablePart(FilePart):
         """Write the rows of a span."""
         self._gathered.append(table)
         self._bytes += table.nbytes
-        # Whether text is all UTF-8, or raw bytes, is known at the end of the part.
+        # Whether a text column is UTF-8 or raw bytes is known only at the end of the part.
         has_text = any(pa.types.is_large_string(field.type) for field in table.schema)
         if self._bytes >= GROUP_BYTES and not has_text:
             self._flush()
@@ -127,7 +127,7 @@ class TablePart(FilePart):
 
 
 def positions_by_span(rows: Array, spans: Sequence[Span]) -> Iterator[Array]:
-    """Where the rows of each span are, in order. Spans without rows are left out."""
+    """The positions of each span's rows, in order. Spans without rows are left out."""
     order = np.argsort(rows, kind="stable")
     bounds = np.searchsorted(rows[order], [span.number(span.start) for span in spans])
     for first, stop in itertools.pairwise([*bounds.tolist(), len(rows)]):

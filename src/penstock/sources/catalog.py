@@ -21,7 +21,7 @@ def open_files(arguments: Sequence[str], reading: ReadOptions | None = None) -> 
 
     Args:
         arguments: Paths or URLs.
-        reading: What files do not say themselves; sources take of it what concerns them.
+        reading: Options for what files do not say themselves; each source uses those that concern it.
 
     Raises:
         InputError: Nothing matches, the format is unknown, or there are several.
@@ -56,9 +56,9 @@ def _open(paths: Paths, formats: Sequence[SourceFormat], reading: ReadOptions) -
 
 
 def _without_few_others(paths: Paths, suffixes: Sequence[str]) -> tuple[Paths, list[str]]:
-    """Files of folders without the few of another kind that lie beside them, such as a table of labels beside photos.
+    """Split off a few files of another kind that lie in the same folders, such as a table of labels beside photos.
 
-    They are few where they are three at most, or one for ten photos, and fewer than the photos.
+    Few means at most three, or one for every ten photos, and fewer than the photos.
     """
     if paths.examples().keys().isdisjoint(suffixes):
         return paths, []

@@ -1,4 +1,4 @@
-"""How long the threads of a run spent on what: the figures behind the progress display and the summary."""
+"""Measures what the threads of a run spend their time on: the figures behind the progress display and the summary."""
 
 import contextlib
 import threading
@@ -15,12 +15,12 @@ from penstock.telemetry.trace import TraceWriter
 _RECENT_S = 10.0
 _KEPT_EVERY_S = 0.25
 _JUDGED_FROM_S = 3.0
-"""The bottleneck of a shorter run is chance: the first batch, an fsync, the import of a codec."""
+"""No bottleneck is named for a shorter run: chance decides it (the first batch, an fsync, the import of a codec)."""
 
 
 @dataclass
 class DeviceMeter:
-    """One replica since the run began, and over its last span."""
+    """The timings of one replica: since the run began, and over its last span."""
 
     device: Device
     total: Timings = field(default_factory=Timings)
@@ -56,7 +56,7 @@ class _Moment:
 
 
 class _Wait:
-    """Seconds of the coordinator's waits for one stage, the present one included."""
+    """How long the coordinator has waited for one stage, including a wait that has not ended."""
 
     def __init__(self) -> None:
         self._ended_s = 0.0
@@ -110,7 +110,7 @@ class Meter:
             self._moments = deque([self._moment(self._clock())])
 
     def observe(self, number: int, device: Device, timings: Timings) -> None:
-        """Count a finished span. Timings without any time are marks of a replica's start, and only for the trace."""
+        """Count a finished span. Timings of zero only bring marks of a replica's start, for the trace."""
         if timings == Timings(marks=timings.marks):
             if self.trace is not None:
                 self.trace.observe(number, device, 0, timings.marks)
@@ -143,7 +143,7 @@ class Meter:
 
     @contextlib.contextmanager
     def postprocessing(self, rows: int) -> Iterator[None]:
-        """Time a block that waits until the function behind the model is done with a result of so many rows."""
+        """Time a block that waits until the function behind the model is done with a result of `rows` rows."""
         with self._waiting(self._postprocess):
             yield
         self.postprocessed_rows = (self.postprocessed_rows or 0) + rows
@@ -159,9 +159,9 @@ class Meter:
 
     @property
     def done_rows(self) -> int:
-        """Rows that are predicted, and where there is a function behind the model, those that it is done with.
+        """The rows that are predicted, or, with a function behind the model, that this function is done with.
 
-        Never fewer than are committed: nodes of a cluster tell of rows later than of parts.
+        They are never fewer than the committed rows: nodes of a cluster report rows later than parts.
         """
         return max(self.committed_rows, self.rows if self.postprocessed_rows is None else self.postprocessed_rows)
 
@@ -191,7 +191,7 @@ class Meter:
         return self.trace.path if self.trace.problem is None else f"{self.trace.path} (cut short: {self.trace.problem})"
 
     def lose(self, numbers: Collection[int]) -> None:
-        """Replicas that are no more: what they did still counts."""
+        """Mark replicas that are gone. What they did still counts."""
         with self._lock:
             for number, meter in self.devices.items():
                 meter.is_gone |= number in numbers
@@ -235,7 +235,7 @@ class Meter:
         return {name: round(value, 3) for name, value in spent.items()}
 
     def padding(self) -> float | None:
-        """The share of what the model computed that was padding of rows to a common size; None where none was."""
+        """The share of what the model computed that was padding of rows to a common size; None if there was none."""
         total = self.total()
         return round(total.padded / total.values, 4) if total.values else None
 
@@ -262,7 +262,7 @@ class Meter:
         )
 
     def _moment(self, now: float) -> _Moment:
-        """The caller holds the lock."""
+        """What was spent until now. The caller must hold the lock."""
         spent = Timings()
         for meter in self.devices.values():
             spent.add(meter.total)

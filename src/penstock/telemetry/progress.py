@@ -21,11 +21,11 @@ _SHOWN_AFTER_S = 0.5
 _RATE_OVER_S = 10.0
 _LEAST_ARRIVALS = 6
 _STILL_AFTER = 3
-"""A run of which nothing has come for so many times as long as usual stands still."""
+"""A run stands still if no rows arrive for this many times the usual interval."""
 
 
 class Progress(Protocol):
-    """Shows a run. A method that a subclass does not have shows nothing."""
+    """Shows a run. A method that a subclass does not define shows nothing."""
 
     def note(self, text: str) -> None:
         """Show a line that a person should see."""
@@ -49,10 +49,10 @@ class Silent(Progress):
 
 
 class Rate:
-    """Rows a second lately; the clock is handed in.
+    """The recent rate, in rows a second; the caller passes the time.
 
-    Rows come by spans, which may take longer than ten seconds each. So it is taken from one arrival to another, over
-    the last ten seconds and at least the last few arrivals.
+    Rows arrive by spans, each of which may take longer than ten seconds. So the rate is measured from one arrival to
+    another, over the last ten seconds and at least the last few arrivals.
     """
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ from penstock.telemetry.notebook import table
 
 _LEAST_SHARE = 0.005
 _LONGEST_NAME = 24
-"""Of the words before a colon that are the name of a line, and not its beginning."""
+"""The most characters before a line's first colon that are taken for the line's name."""
 
 
 def recipe_in_words(recipe: Mapping[str, Any]) -> str:
-    """A recipe for people: buckets have a line of their own, and no state is the rule."""
+    """A recipe in words, without buckets, which have their own line, and without usual values, such as no state."""
     return ", ".join(
         f"{name} {value}"
         for name, value in recipe.items()

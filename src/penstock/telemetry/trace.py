@@ -70,7 +70,7 @@ class TraceWriter:
         self._write()
 
     def observe(self, number: int, device: Device, rows: int, marks: Iterable[Mark | Level]) -> None:
-        """Write what a replica and its loaders noted of a span of `rows` rows that is delivered."""
+        """Write the marks of a replica and its loaders for a delivered span of `rows` rows."""
         now = self._clock()
         replica = f"replica {number} on {device}"
         with self._lock:
@@ -86,7 +86,7 @@ class TraceWriter:
             self._flush_now_and_then(now)
 
     def take(self, process: str, marks: Iterable[Mark]) -> None:
-        """Write what another process noted, such as `trainer 0 on cpu:0`."""
+        """Write the marks of another process, such as `trainer 0 on cpu:0`."""
         with self._lock:
             for mark in marks:
                 self._slice(mark, process)
@@ -99,7 +99,7 @@ class TraceWriter:
             arrived = self._arrived.pop(span, None)
             if arrived is None:
                 return
-            # Many results wait at the same time: these are not what one thread does, but async events.
+            # Many results wait at the same time, so a wait is an async event and no slice of a thread.
             track, thread = self._track(COORDINATOR, "MainThread")
             same = f'"cat":"{ORDERING}","name":"{ORDERING}","id":{span},"pid":{track},"tid":{thread}'
             self._add(f'{{"ph":"b",{same},"ts":{self._time(arrived)},"args":{{"span":{span}}}}}')
@@ -140,7 +140,7 @@ class TraceWriter:
         args += f',"rows":{rows}' if rows != NONE else ""
         args += f',"slot":{slot}' if slot != NONE else ""
         args += f',"device":"{device}"' if device is not None else ""
-        # Both ends are rounded, not the duration: what ended when the next began still does.
+        # Both ends are rounded, not the duration: a slice still ends where the next one begins.
         start = round((started - self.began) * 1e9)
         duration = round((ended - self.began) * 1e9) - start
         self._add(
@@ -150,7 +150,7 @@ class TraceWriter:
 
     def _count(self, level: Level, process: str) -> None:
         track, _ = self._track(process, None)
-        name, _, series = level.what.partition(" ")  # "slots in use": viewers put the two together again
+        name, _, series = level.what.partition(" ")  # "slots in use": viewers join the two parts again
         self._add(
             f'{{"ph":"C","name":"{name}","pid":{track},"ts":{self._time(level.at)},"args":{{"{series}":{level.value}}}}}'
         )
@@ -191,7 +191,7 @@ class TraceWriter:
             self._write()
 
     def _write(self) -> None:
-        """Whole events at once, so that a run that is killed leaves no half of one."""
+        """Write whole events at once, so that a run that is killed leaves no half of one."""
         raw = "".join(self._buffer).encode()
         self._buffer.clear()
         self._buffered = 0

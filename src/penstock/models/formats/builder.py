@@ -35,12 +35,12 @@ def from_function(function: Callable[[], Any]) -> ModelFile:
     """The model that a function builds. The function travels by value: it need not be importable."""
     payload = cloudpickle.dumps(function)
     name = getattr(function, "__qualname__", type(function).__name__)
-    # Pickles differ from process to process; the weights that it builds are compared once they are known.
+    # A pickle differs from process to process, so the digest is a name; the weights are compared once they are built.
     return ModelFile("builder", name, f"function {name}", _RUNTIMES, payload=payload)
 
 
 def facts(file: ModelFile) -> FileFacts:
-    """What is known of a function without calling it: nothing but that it runs, because it was asked for by name."""
+    """What is known of a function without calling it: nothing. It needs no trust, because the user named it."""
     return FileFacts(None, 0, notes=("it is built by a function",))
 
 

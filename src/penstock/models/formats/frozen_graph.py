@@ -39,7 +39,7 @@ def _look(path: str, own: tuple[str, ...]) -> FileFacts:
 
 
 def _refuse_others(path: str, message: memoryview) -> None:
-    """Other things are called `.pb`, too. A graph begins with nodes; those begin with a version number."""
+    """Refuse other `.pb` files: a graph begins with a node, SavedModels and ONNX models with a version number."""
     first = next(wire.fields(message), None)
     if first is None:
         raise Malformed("it is empty")

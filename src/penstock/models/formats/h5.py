@@ -31,13 +31,13 @@ def _look(path: str, own: tuple[str, ...]) -> FileFacts:
         raise _no_model(path, contents)
     version = _text(contents.attributes.get("keras_version"))
     backend = _text(contents.attributes.get("backend"))
-    # Keras 1 wrote its version from 1.0.8 on or so; before that, nothing.
+    # Keras 1 wrote its version from about 1.0.8 on; older files have none.
     writer = f"Keras {version or '1'}" + (f" on {backend}" if backend else "")
     return FileFacts(writer, os.path.getsize(path), tuple(_needs_trust(path, contents, own)))
 
 
 def check_weights(location: str, *, trust: bool = False) -> str:
-    """Look at a file of weights only, before a framework loads it; returns its digest.
+    """Check a file that holds only weights before a framework loads it, and return its digest.
 
     Raises:
         ModelError: It is not there, damaged, or reaches into other files without being trusted.

@@ -23,7 +23,7 @@ _BROKEN = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError)
 
 
 def _is_ours(location: str) -> bool:
-    """Keras 2 wrote HDF5 under any name: such a file is of another format."""
+    """Whether a path is a `.keras` archive. Keras 2 also wrote HDF5 under this suffix, which is another format."""
     is_named = location.lower().endswith(".keras") and not os.path.isdir(location)
     return is_named and not hdf5.is_hdf5(require_file(location))
 
@@ -51,7 +51,7 @@ def _look(path: str, own: tuple[str, ...]) -> FileFacts:
 
 
 def weights_need_trust(path: str) -> list[str]:
-    """What in the weights of an archive needs trust, where only they are taken from it.
+    """What needs trust in the weights of an archive of which only the weights are used.
 
     Raises:
         ModelError: It is damaged.

@@ -99,7 +99,7 @@ def _read_header(message: memoryview) -> _OnnxFacts:
 
 
 def _tensors(model: memoryview, domains: list[str]) -> Iterator[memoryview]:
-    """Every tensor of a model: of its graph, of graphs inside of nodes, of its functions; notes the nodes' domains."""
+    """Every tensor of a model: in its graph, graphs inside nodes, its functions. `domains` gets the nodes' domains."""
     graphs = [*wire.messages(model, 7)]
     for training in wire.messages(model, 20):
         graphs += [*wire.messages(training, 1), *wire.messages(training, 2)]

@@ -17,14 +17,14 @@ _HUB = "tfhub_module.pb"
 _INITIALISERS = frozenset({"saved_model_main_op", "legacy_init_op", "table_initializer"})
 _ASSET_KIND = 5
 _KINDS = frozenset({4, _ASSET_KIND, 6, 7, 8, 9, 10, 12})
-"""The fields of a SavedObject of which one is set: what kind of object it is."""
+"""The fields of a SavedObject that give the kind of the object; one of them is set."""
 _INITIALISER_SIGNATURE = "__saved_model_init_op"
 
 
 def recognise(
     location: str, *, trust: bool = False, signature: str | None = None, own: tuple[str, ...] = ()
 ) -> ModelFile | None:
-    """The model in a folder that holds `saved_model.pb`, or the newest of a folder of numbered exports; else None."""
+    """The model in a folder that holds `saved_model.pb`, or the newest in a folder of numbered exports; else None."""
     folder = _folder_of(location)
     if folder is None:
         return None
@@ -69,7 +69,7 @@ def _exports(folder: str) -> list[str]:
 
 
 def _look(folder: str) -> tuple[list[str], tuple[str, ...]]:
-    """The versions of TensorFlow that wrote the graphs, and sentences: what in them needs trust."""
+    """The versions of TensorFlow that wrote the graphs, and sentences that say what in them needs trust."""
     path = os.path.join(folder, _GRAPH)
     versions: list[str] = []
     needs_trust: list[str] = []
@@ -109,7 +109,7 @@ class MetaGraph:
             self._asset_tensors |= dict.fromkeys(tensors[-1:], ASSET)
 
     def needs_trust(self) -> list[str]:
-        """Sentences: what in it needs trust."""
+        """Sentences that say what in the graph needs trust."""
         reach = Reach(self._graph)
         entries = self._enter_initialisers(reach) + self._enter_signatures(reach) + self._enter_objects(reach)
         self._enter_restore(reach)
@@ -120,7 +120,7 @@ class MetaGraph:
         return [*reach.sentences(), *outside]
 
     def _assets_of_collection(self) -> list[memoryview]:
-        """Where TensorFlow 1 noted its assets: messages of any type, in a collection."""
+        """The assets that TensorFlow 1 recorded: messages of type `Any` in a collection."""
         return [
             content
             for key, collection in wire.map_entries(self._message, 4)
@@ -147,7 +147,7 @@ class MetaGraph:
         for key, signature in wire.map_entries(self._message, 5):
             if key == _INITIALISER_SIGNATURE:
                 names += _tensors(signature)
-        # A loader feeds the assets' paths to the initialisers only: elsewhere they are what the graph says.
+        # A loader feeds the paths of assets only to the initialisers; elsewhere, the graph itself sets them.
         reach.enter_nodes(names, self._asset_tensors)
         return len(names)
 
@@ -162,7 +162,7 @@ class MetaGraph:
         return len(tensors)
 
     def _enter_objects(self, reach: Reach) -> int:
-        """Enter every function that a loaded object could be asked for, with the assets that it captures."""
+        """Enter every function that can be called on a loaded object, with the assets that it captures."""
         num_functions = 0
         for objects in wire.messages(self._message, 7):
             nodes = list(wire.messages(objects, 1))
@@ -171,7 +171,7 @@ class MetaGraph:
             for name, value in wire.map_entries(objects, 2):
                 places_of = wire.integers(value, 2)
                 labels: list[Label] = [ASSET if i < len(nodes) and is_asset[i] else None for i in places_of]
-                captures[name] = [] if name in captures else labels  # of one in pieces, nothing is known
+                captures[name] = [] if name in captures else labels  # a name that comes twice: its captures are unknown
             for node in nodes:
                 for number in (6, 8):  # a function with its variants; a single concrete function
                     for function in wire.messages(node, number):
@@ -184,7 +184,7 @@ class MetaGraph:
 
 
 def _is_asset(node: memoryview) -> bool:
-    """Whether an object is an asset, and nothing else besides: of several kinds, a parser takes the last."""
+    """Whether an object is an asset and has no other kind: where several are set, a parser takes the last."""
     return [number for number, _ in wire.fields(node) if number in _KINDS] == [_ASSET_KIND]
 
 

@@ -14,7 +14,7 @@ _BY_SETTINGS = "can reach files or other processes"
 
 
 def _is_ours(location: str) -> bool:
-    """Whether a path ends in `.tflite` or `.lite`, or begins as such a file."""
+    """Whether a path ends in `.tflite` or `.lite`, or its file begins like a TFLite model."""
     if location.lower().endswith((".tflite", ".lite")):
         return True
     return os.path.isfile(location) and os.access(location, os.R_OK) and _begins_as_one(location)
@@ -34,7 +34,7 @@ def _look(path: str, own: tuple[str, ...]) -> FileFacts:
         for code in model.tables(_OPERATOR_CODES):
             name = code.text(1)
             # TensorFlow's own operations run inside of TFLite under their name with a prefix.
-            # Their settings are not looked at here: those that reach beyond the graph with some need trust with any.
+            # Settings are not read here: an operation that reaches beyond the graph with some of them needs trust.
             operation = name.removeprefix(_FLEX)
             why = operations.why(operation) or (_BY_SETTINGS if operation in operations.BY_ATTRIBUTES else None)
             if name.startswith(_FLEX) and why is not None:
@@ -51,7 +51,7 @@ def _look(path: str, own: tuple[str, ...]) -> FileFacts:
 
 
 def _writer(model: flat_buffers.Table) -> str | None:
-    """What converted it: the description, and the version of the runtime that it asks for."""
+    """What converted the model: its description, and the version of the runtime that it needs."""
     description = model.text(_DESCRIPTION).rstrip(".")
     buffers = list(model.tables(_BUFFERS))
     for entry in model.tables(_METADATA):

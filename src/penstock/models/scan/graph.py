@@ -11,7 +11,7 @@ _PLACEHOLDER = 9
 
 @dataclass(frozen=True)
 class Node:
-    """One operation of a graph. `operations` are all names that were given: parsers take the last, we look at each."""
+    """One operation of a graph. `operations` has all names that were given: parsers take the last, we check each."""
 
     name: str
     operations: tuple[str, ...]
@@ -35,7 +35,7 @@ class Node:
         return any(number == _PLACEHOLDER for value in self.attribute(name) for number, _ in wire.fields(value))
 
     def functions(self) -> Iterator[str]:
-        """The names of functions that the node can call: its attributes', and its own if it is called like one."""
+        """The names of functions that the node can call: those in its attributes, and its operation, if it is one."""
         yield from self.operations
         for entry in self.attributes:
             for value in wire.messages(entry, 2):
@@ -73,12 +73,12 @@ class Function:
 
 @dataclass
 class Graph:
-    """A GraphDef. Names that come twice keep all their nodes."""
+    """A GraphDef. A name that comes twice keeps all its nodes."""
 
     nodes: dict[str, list[Node]] = field(default_factory=dict)
     functions: dict[str, list[Function]] = field(default_factory=dict)
     implementations: dict[str, list[str]] = field(default_factory=dict)
-    """Functions that TensorFlow may put in each other's place, by the interface that they name."""
+    """The functions that implement an interface, by its name: TensorFlow may replace one by another."""
     gradients: dict[str, list[str]] = field(default_factory=dict)
     """The functions that compute the gradient of a function."""
 
@@ -86,7 +86,7 @@ class Graph:
         """Add a GraphDef, or one piece of it.
 
         Raises:
-            Malformed: It is none.
+            Malformed: The message is no GraphDef.
         """
         for number, value in wire.fields(message):
             if isinstance(value, int):

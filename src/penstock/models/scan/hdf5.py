@@ -1,4 +1,4 @@
-"""HDF5 files, looked at with h5py and never followed out of: links, storage and sizes before anything is loaded."""
+"""Checks the links, storage and sizes of HDF5 files before they are loaded. No link out of a file is followed."""
 
 import os
 import signal
@@ -17,23 +17,24 @@ _ATTRIBUTES = ("model_config", "keras_version", "backend", *_LISTED)
 MAGIC = b"\x89HDF\r\n\x1a\n"
 _BOMB_FLOOR = 64 << 20
 _BOMB_FACTOR = 200
-"""A file that declares more than this, and this many times what it holds, is refused. Keras compresses nothing."""
+"""A file is refused if its arrays declare more bytes than the floor, and more than its own size times the factor. Keras
+compresses nothing."""
 
 LIMIT_S = 30.0
-"""The time of the processor that a look at a file may take. One at thousands of arrays takes a second."""
+"""The processor time that the check of a file may take. A file of thousands of arrays takes about a second."""
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 _FRAMEWORKS = ("jax", "tensorflow", "torch")
 
 
 @dataclass
 class Contents:
-    """What an HDF5 file holds: those attributes of its root that tell of a model, and what needs trust."""
+    """What an HDF5 file holds: the attributes of its root that describe a model, and what needs trust."""
 
     attributes: dict[str, Any] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
     needs_trust: list[str] = field(default_factory=list)
     num_bytes: int = 0
-    """What all arrays take when they are loaded."""
+    """The bytes of all arrays once they are loaded."""
 
 
 def is_hdf5(path: str) -> bool:
@@ -47,18 +48,18 @@ def is_hdf5(path: str) -> bool:
 
 
 def rehearse(look_at: Callable[[], object]) -> None:
-    """Let a forked process look first: on some damaged files HDF5 never returns, or crashes, and nothing can stop it.
+    """Check a file in a forked process first: on some damaged files HDF5 crashes, or never returns.
 
-    A fork costs milliseconds, where a new process that imports h5py costs hundreds. Where it is not safe, in a process
-    with other threads or a framework, nothing is rehearsed.
+    A fork costs milliseconds, where a new process that imports h5py costs hundreds. Where a fork is not safe, in a
+    process with other threads or a framework, nothing is rehearsed.
 
     Raises:
         Malformed: HDF5 did not return, or crashed. Other errors are left to the look that follows.
     """
     try:
-        import h5py  # noqa: F401 - here, so that only one of the two imports it
+        import h5py  # noqa: F401 - before the fork, so that h5py is imported once
     except ImportError:
-        return  # `look` says so
+        return  # `look` raises the error
     if not may_fork():
         return
     with warnings.catch_warnings():  # Python 3.12 warns of any thread; those of numpy do not matter to h5py
@@ -80,7 +81,7 @@ def rehearse(look_at: Callable[[], object]) -> None:
 
 
 def may_fork() -> bool:
-    """Whether a fork of this process can look at a file: no thread may hold a lock that it needs."""
+    """Whether a fork of this process can check a file: no other thread may hold a lock that the fork needs."""
     return threading.active_count() == 1 and not any(name in sys.modules for name in _FRAMEWORKS)
 
 
@@ -88,7 +89,7 @@ def _look_and_exit(look_at: Callable[[], object]) -> NoReturn:
     try:
         for number in (signal.SIGPROF, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        # The kernel ends it, also where its parent is gone. A slow disk does not count.
+        # The kernel ends this process at the limit, even if its parent is gone. Waiting for a slow disk does not count.
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         look_at()
     finally:
@@ -122,7 +123,7 @@ def look(file: str | IO[bytes], file_bytes: int) -> Contents:
 
 
 def _attributes(root: Any, file_bytes: int) -> dict[str, Any]:
-    """The attributes that tell of a model. Others are not read: one may name the same text a million times."""
+    """The attributes that describe a model. Others are not read: one may refer to the same text a million times."""
     import h5py
 
     attributes: dict[str, Any] = {}
@@ -152,7 +153,7 @@ def _items(root: Any) -> Iterator[tuple[str, str, Any]]:
             if isinstance(link, h5py.ExternalLink):
                 yield below, "link", link
             if not isinstance(link, h5py.HardLink):
-                continue  # a soft link leads to something that is seen under its own name, or behind a link
+                continue  # the target of a soft link is seen under its own name, or behind an external link
             item = group[name]
             info = h5py.h5o.get_info(item.id)
             if (info.fileno, info.addr) in seen:

@@ -15,13 +15,14 @@ _PLAIN_TYPES = frozenset({"__keras_tensor__", "__tensor__", "__numpy__", "__byte
 _MODELLING_UTILITIES = frozenset({"FeatureSpace", "Feature", "Cross"})
 _FILES = ("vocabulary", "vocabulary_file", "vocab_file", "idf_weights", "merges", "ckpt_to_load_from")
 _NAMES = ("class_name", "registered_name", "spec_name")
-"""Where Keras looks for the name of a class: what does not resolve under one of them is tried under the next."""
+"""The keys under which Keras looks for the name of a class: if one does not resolve, the next is tried."""
 
 
 def needs_trust(config: Any, own: tuple[str, ...] = ()) -> list[str]:
-    """Sentences: what in the description of a model needs trust. Compiling is left out: it is never loaded.
+    """Sentences that say what in the description of a model needs trust.
 
-    That something comes from the modules `own` is fine: the user named them.
+    Compile settings are left out: only `evaluate` and `fit` load them, and check them then. Objects from the modules
+    `own` need no trust, because the user named these modules.
     """
     if isinstance(config, dict):
         config = {key: value for key, value in config.items() if key != "compile_config"}
@@ -68,7 +69,7 @@ def _reasons(item: dict[str, Any], own: tuple[str, ...]) -> Iterator[str]:
 
 
 def _foreign(item: dict[str, Any], name: str) -> Iterator[str]:
-    """What is not of the modules that the user named."""
+    """What needs trust in an object that is not from a module that the user named."""
     if name == "function":
         yield from _function(item)
     elif name == "__typespec__":
@@ -78,7 +79,7 @@ def _foreign(item: dict[str, Any], name: str) -> Iterator[str]:
 
 
 def _last_part(name: str) -> str:
-    """What a class is called, within the package that it was registered under or the object that it is part of."""
+    """The bare name of a class, without the package that it was registered under or the object that it is part of."""
     return name.rpartition(">")[2].rpartition(".")[2]
 
 
@@ -94,7 +95,7 @@ def _is_marshalled(settings: dict[str, Any]) -> bool:
 
 
 def _function(item: dict[str, Any]) -> Iterator[str]:
-    """A function by name: Keras looks it up among its own; older ones import any module that is named."""
+    """What needs trust in a function given by name: Keras looks among its own, but older versions import any module."""
     module, name = str(item.get("module") or "builtins"), str(item.get("config"))
     package, *rest = (part for part in module.split(".") if part != "src")
     if package == "builtins":
@@ -124,10 +125,10 @@ def _foreign_class(item: dict[str, Any], name: str, packages: tuple[str, ...]) -
 
 
 def _is_registered(item: dict[str, Any], name: str) -> bool:
-    """Whether an object was registered by its own code, which must be there: `--custom-objects` brings it.
+    """Whether an object has a registered name, which its own code must register: `--custom-objects` loads that code.
 
-    Nothing is imported for such a name: what the user's modules did not register is not found. It proves nothing where
-    the module is one that every Python has, or TensorFlow's.
+    Keras imports nothing for such a name: it finds only what the user's modules registered. The name proves nothing if
+    the object's module is in Python's standard library or in TensorFlow.
     """
     package = str(item.get("module") or "").partition(".")[0]
     is_common = package in sys.stdlib_module_names and package != "__main__"
@@ -137,7 +138,7 @@ def _is_registered(item: dict[str, Any], name: str) -> bool:
 
 
 def _tensorflow_call(layer: str, kind: str, settings: dict[str, Any]) -> Iterator[str]:
-    """A layer around a function of TensorFlow, named by its path in the package, or around a method."""
+    """What needs trust in a layer that calls a TensorFlow function, given by its path in the package, or a method."""
     if kind == "TensorFlowOpLayer":
         yield from _tensorflow_node(layer, settings.get("node_def"))
     elif kind in ("TFOpLambda", "SlicingOpLambda"):
@@ -157,7 +158,7 @@ def _tensorflow_call(layer: str, kind: str, settings: dict[str, Any]) -> Iterato
 
 
 def _tensorflow_node(layer: str, node: Any) -> Iterator[str]:
-    """A layer around one operation, as early TensorFlow 2 wrote them: a node in JSON, or in the wire format."""
+    """What needs trust in a layer around one operation, which early TensorFlow 2 wrote as JSON or as wire format."""
     if isinstance(node, dict):
         names = [str(node.get("op"))]
     elif isinstance(node, str):

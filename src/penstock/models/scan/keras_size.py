@@ -1,4 +1,4 @@
-"""How large the weights of a described Keras model must be at least: a small file may declare more than any memory."""
+"""A lower bound for the weights of a Keras model, from its description: a small file may declare giant ones."""
 
 import math
 from typing import Any
@@ -63,7 +63,7 @@ def _declared_inputs(config: Any) -> dict[str, list[Any]]:
 
 
 def _last_dimension(item: dict[str, Any], inputs: dict[str, list[Any]]) -> int:
-    """How long the rows are that a layer was built for, or is given by an input; 1 where nothing says it."""
+    """The last dimension that a layer was built for, or that a declared input gives it; 1 if neither is recorded."""
     build = item.get("build_config")
     shapes = [build.get("input_shape") if isinstance(build, dict) else None]
     shapes += [inputs.get(name) for name in _sources(item)]
@@ -71,7 +71,7 @@ def _last_dimension(item: dict[str, Any], inputs: dict[str, list[Any]]) -> int:
 
 
 def _sources(item: dict[str, Any]) -> list[str]:
-    """The layers whose outputs a layer is given, as Keras 2 and 3 note them; and itself, if it declares a shape."""
+    """The layers whose outputs a layer takes, as Keras 2 and 3 record them; and itself, as it may declare a shape."""
     settings = item["config"]
     names = [str(settings.get("name"))]
     nodes = item.get("inbound_nodes")

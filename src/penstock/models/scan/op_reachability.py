@@ -1,4 +1,4 @@
-"""What a graph does when it runs: the operations that are reached, and those of them that reach beyond the graph."""
+"""What a graph does when it runs: which operations run, and which of these reach beyond the graph."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MOST_PATTERNS = 64
 class Reach:
     """Walks a graph from where it is entered, and notes what it reaches.
 
-    Every node of a function that is entered counts, whatever it is called for: a stateful operation runs even if its
-    output is not used. Of the graph itself only what the fetched nodes depend on runs.
+    Every node of a function that is entered counts: a stateful operation runs even if its output is not used. In the
+    graph itself, only nodes that a fetched node depends on run.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -59,7 +59,7 @@ class Reach:
         self.enter_nodes(list(self._graph.nodes))
 
     def enter_function(self, name: str, labels: Sequence[Label] = ()) -> None:
-        """Enter a function; `labels` are those of its last arguments: what it captures comes after what it is given."""
+        """Enter a function; `labels` belong to its last arguments, because captured values come after passed ones."""
         for function in self._graph.functions.get(name, ()):
             missing = len(function.arguments) - len(labels)
             padded = (None,) * missing + tuple(labels) if missing >= 0 else ()
@@ -134,7 +134,7 @@ class _Scope:
         return self._known[name]
 
     def _label_of_variable(self, handle: str) -> Label:
-        """The label that every assignment to a variable has: TensorFlow 2 keeps the paths of assets in variables."""
+        """The label that all assignments to a variable share: TensorFlow 2 keeps the paths of assets in variables."""
         labels: set[Label] = set()
         shared = [name for node in self._nodes.get(handle, ()) for name in node.attribute_texts("shared_name")]
         handles = {node for name in shared for node in self._variables.get(name, ())}

@@ -1,7 +1,7 @@
 """The TensorFlow operations that reach beyond the graph they are in, by what they reach.
 
-Made by going through every operation that TensorFlow 2.21 registers, and those that older versions had. An operation
-that TensorFlow does not know cannot run, and is not listed.
+The lists were made by going through every operation that TensorFlow 2.21 registers, and those that older versions had.
+An operation that TensorFlow does not have cannot run, and is not listed.
 """
 
 PYTHON = "calls Python"
@@ -75,7 +75,7 @@ WITH_MODULE = _names("XlaCallModule")
 BY_ATTRIBUTES = PRINTING | DEBUGGING | WITH_VOCABULARY_FILE | WITH_DESCRIPTOR_FILE | WITH_MODULE
 """These reach beyond the graph only with certain attributes."""
 HIDDEN_ATTRIBUTE = "takes a setting from its caller"
-"""Inside of a function, an attribute may be what the call gives it: then what is set is not seen where it is used."""
+"""Inside of a function, the call may set an attribute: its value is then not visible at the operation that uses it."""
 
 
 def why(operation: str) -> str | None:

@@ -26,7 +26,7 @@ def links_out(folder: str) -> Iterator[str]:
 
 
 def leads_out(path: str, home: str) -> bool:
-    """Whether what is behind a path lies outside of `home` (a real path) and of the store that it belongs to."""
+    """Whether a path leads out of `home` (a real path) and, in a Hugging Face cache, out of the cache's store, too."""
     target = os.path.realpath(path)
     return not any(_is_inside(target, place) for place in (home, *_store_of(path)))
 
@@ -36,7 +36,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _store_of(path: str) -> Iterator[str]:
-    """The folder of contents of a Hugging Face cache: its snapshots are made of links into it."""
+    """The folder with the contents of a Hugging Face cache, into which the links of its snapshots lead."""
     before, separator, _ = os.path.abspath(path).rpartition(f"{os.sep}snapshots{os.sep}")
     if separator:
         yield os.path.join(os.path.realpath(before), "blobs")

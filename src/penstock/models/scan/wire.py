@@ -1,8 +1,8 @@
 """The wire format of protocol buffers, walked without a schema and without copying.
 
-What a parser accepts must be seen here as it sees it: a length may be written with more bytes than it needs, a message
-may come in several pieces that are merged, and of a field that is given twice the last one counts. So every piece of a
-message is handed out, and a caller that asks for a name gets all that were given.
+A message must be read here just as parsers read it: a length may be written with more bytes than it needs, a message
+may come in several pieces that are merged, and if a field is given twice, the last one counts. So every piece of a
+message is yielded, and a caller that needs a name gets all that were given.
 """
 
 import mmap
@@ -83,7 +83,7 @@ def texts(message: memoryview, number: int) -> list[str]:
 
 
 def text(message: memoryview, number: int) -> str:
-    """The value of a text field that is given once: the last, as parsers take it; empty where there is none."""
+    """The value of a text field that is not repeated: the last one given, as in parsers; empty if there is none."""
     values = texts(message, number)
     return values[-1] if values else ""
 

@@ -1,4 +1,4 @@
-"""Audio files, one row each, decoded to floats where they are wanted."""
+"""Audio files, one row each. They are decoded to floats when their samples are needed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AudioFiles(FileRuns):
 
 
 class EncodedAudio(Deferred):
-    """Audio that is not decoded yet: paths of files, or their content. Files are opened when they are wanted."""
+    """Audio that is not decoded yet: paths of files, or their content. Files are opened when they are needed."""
 
     def __init__(self, items: Sequence[Encoded]) -> None:
         self._items = items
@@ -89,9 +89,9 @@ class EncodedAudio(Deferred):
         return frames
 
     def fill(self, out: Array, announce: Announce) -> BadRows:
-        """Samples into `out`, (rows, n) or (rows, n, channels); the rest of a shorter one is silent.
+        """Write samples into `out`, (rows, n) or (rows, n, channels); shorter audio ends in silence.
 
-        Without an axis for channels, or with a single one, several are averaged.
+        If `out` has no axis for channels, or one channel, the channels of a file are averaged.
         """
         bad = BadRows()
         for position, item in enumerate(_fetched(self._items)):
@@ -117,7 +117,7 @@ def read_info(item: Encoded) -> AudioInfo:
     """The header of an audio file.
 
     Raises:
-        BadAudio: It has none.
+        BadAudio: The file has no valid header.
     """
     with _open(item) as file:
         header = wav.read_header(file)
@@ -150,7 +150,7 @@ def decode(item: Encoded | Exception, most_frames: int) -> Array:
 
 
 class _Soundfile:
-    """A file opened by libsndfile, whose errors become ours.
+    """A file opened by libsndfile, whose errors become BadAudio.
 
     Raises:
         DeviceError: The library is missing, and this file needs it.
@@ -170,7 +170,8 @@ class _Soundfile:
             ) from error
         self._error = soundfile.LibsndfileError
         try:
-            # By its path the library reads a file by itself, without a way through Python for every few kilobytes.
+            # Given a path, the library reads the file itself; given a file object, it calls Python for every few
+            # kilobytes.
             self._sound = soundfile.SoundFile(item if isinstance(item, str) and not is_url(item) else file)
         except self._error as error:
             raise BadAudio(_reason(error)) from error
@@ -189,7 +190,7 @@ def _reason(error: Any) -> str:
 
 
 def _fetched(items: Sequence[Encoded]) -> Iterator[Encoded | Exception]:
-    """Items as they are; files of a store as bytes, several asked for at the same time."""
+    """Items as they are; URLs as the bytes behind them, of which several are fetched at the same time."""
     for start in range(0, len(items), _FETCHED_AT_ONCE):
         some = items[start : start + _FETCHED_AT_ONCE]
         urls = [item for item in some if isinstance(item, str) and is_url(item)]

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.records import Array
 
 _INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
-_UNKNOWN_SIZE = 0xFFFFFFFF  # what is written into a pipe cannot go back and say how long it became
+_UNKNOWN_SIZE = 0xFFFFFFFF  # a program that wrote into a pipe could not fill in the size at the end
 _KINDS = {
     (_INTEGERS, 8): "u1",
     (_INTEGERS, 16): "<i2",
@@ -54,7 +54,7 @@ def read_header(file: BinaryIO) -> WavHeader | None:
     """The header; None where this is no WAV file, or one of compressed samples.
 
     Raises:
-        BadAudio: It is a WAV file, and a broken one.
+        BadAudio: It is a WAV file, but a broken one.
     """
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":

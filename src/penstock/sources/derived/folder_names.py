@@ -18,7 +18,7 @@ class FolderNames(Around):
     """A source of files with one more column, `@folder`: the last folder in the path of every row.
 
     Raises:
-        UsageError: Rows of this source are no files, so that they lie in no folder.
+        UsageError: The rows of this source are no files, so they have no folder.
     """
 
     def __init__(self, source: Source) -> None:

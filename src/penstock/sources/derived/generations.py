@@ -32,16 +32,17 @@ class Generations(Around):
         self._first_span = first_span
         self._watch: Watch | None = None
         self._changes: tuple[Callable[[Any], Source], ...] = ()
-        """What was done to the last source, to be done to another one before it is read: it may open all its files."""
+        """The changes made to the last source. An earlier source gets them before it is read, and not sooner, because a
+        change may open all files of a source."""
         self._ready: dict[int, Source] = {}
-        """Sources of earlier generations with these changes."""
+        """The sources of earlier generations that have these changes already."""
 
     @property
     def traits(self) -> SourceTraits:
         return replace(self.source.traits, reads_at_random=False)
 
     def only(self, generations: Collection[int]) -> Self:
-        """A copy for a run that reads these generations and the last: the paths of all others are dropped."""
+        """A copy for a run that reads these generations and the last one, without the paths of the others."""
         kept = (each if number in generations else None for number, each in enumerate(self._before))
         return with_changes(self, _before=tuple(kept))
 
@@ -95,7 +96,7 @@ class Generations(Around):
         return with_changes(self, source=change(self.source), _changes=(*self._changes, change), _ready={})
 
     def _inside(self, span: Span) -> tuple[Source, Span]:
-        """The source that a span was made from, and the span as this source made it."""
+        """The source that a span was made from, and the span with that source's own row numbers."""
         number = bisect_right(self._first_rows, span.start) - 1
         inner = replace(span, start=span.start - self._first_rows[number])
         if number == len(self._before):

@@ -44,7 +44,7 @@ class PluginSource(Around):
 def plugin_errors(name: str, paths: Sequence[str], at: tuple[Source, Span, int] | None = None) -> Iterator[None]:
     """Turn errors of a plugin's code into an InputError; the stack trace of a worker is in the log.
 
-    `at` is what was being read: the source, the span, and the first row that did not come.
+    `at` says what was being read: the source, the span, and the first row that was not returned.
     """
     try:
         yield

@@ -29,9 +29,9 @@ Runs = list[tuple[int, int]]
 
 
 class SelectedRows(Around):
-    """The rows of `source` that lie in `runs`. `shift` rows were left out before the source begins.
+    """The rows of `source` that lie in `runs`. `shift` rows of the input were left out before the source begins.
 
-    Inside the job they are numbered without gaps; `Span.numbers` says what they are called in the whole input.
+    Inside the job these rows are numbered without gaps; `Span.numbers` has their numbers in the whole input.
     """
 
     def __init__(self, source: Source, runs: Runs, shift: int = 0) -> None:
@@ -114,8 +114,10 @@ class SelectedRows(Around):
 
 
 class WholeBatches(SelectedRows):
-    """All rows of `source` in spans of exactly the size that is asked for, the last one shorter, whatever its files and
-    row groups are: for models whose answers depend on the rows before."""
+    """All rows of `source` in spans of exactly the requested size, except for the last one.
+
+    Spans do not end with a file or a row group. This is for models whose answers depend on the rows before.
+    """
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, [(0, _NO_END)])
@@ -200,7 +202,7 @@ def sample(source: Source, wanted: int, by: str | None, seed: int) -> SelectedRo
 
     Raises:
         InputError: There is no such column.
-        UsageError: The rows come as they come: what is left out of a sample is gone.
+        UsageError: The source is a stream: its rows can be read only once, and a sample needs to count them first.
     """
     if not source.traits.is_resumable:
         raise UsageError("a stream cannot be sampled", received=f"sample={wanted}", allowed="skip and limit")
@@ -262,7 +264,7 @@ def sample_by_class(classes: Array, wanted: int, seed: int) -> Array:
 
 
 def allot(counts: Array, wanted: int) -> Array:
-    """How many rows of each class: in proportion, by largest remainder, at least one for the largest classes first.
+    """How many rows of each class: in proportion, by largest remainder; at least one each, largest classes first.
 
     >>> allot(np.array([90, 9, 1]), 10).tolist()
     [8, 1, 1]

@@ -1,10 +1,10 @@
-"""The rows of another source in a seeded order, another one in every epoch.
+"""The rows of another source in a seeded order, which differs in every epoch.
 
 Where rows can be read at random, the order is a permutation of all rows. Elsewhere whole spans are read, in an order
 that is shuffled, and rows are shuffled inside windows of several spans.
 
-Bad rows leave the order without changing that of the others: an epoch is the same whether they were known when it began
-or not. This is what makes it possible to go on in the middle of an epoch.
+Bad rows are left out without changing the order of the others: an epoch is the same whether or not a row was known to
+be bad when the epoch began. Therefore training can continue in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.core.shuffling import RowSet, permutation, row_seeds
 from penstock.sources.derived.wrapper import Around
 
 SEED = "@seed"
-"""A column with a number for every row that follows from seed, epoch and row: augmentation draws from it."""
+"""A column with a number for every row, computed from seed, epoch and row: a seed for augmentation."""
 
 _SPANS_OF_A_WINDOW = 8
 _ROWS_OF_A_BLOCK = 4096
@@ -36,7 +36,7 @@ _SHUFFLES_ALL = "shuffle: all rows, anew in every epoch"
 
 @dataclass(frozen=True)
 class Order:
-    """Which rows are read, and in which order: that of the input where there is no seed."""
+    """Which rows are read, and in which order; without a seed, in the order of the input."""
 
     rows: RowSet
     seed: int | None
@@ -100,7 +100,8 @@ class EpochRows(Around, abc.ABC):
 class RandomRows(EpochRows):
     """Rows of a source that reads at random, in the order of a permutation.
 
-    A locator is (epoch, first position, positions, good rows of the epoch, places among them that are left out …).
+    A locator is (epoch, first position, number of positions, good rows of the epoch, positions that are left out,
+    counted from the first …).
 
     Args:
         source: Where the rows come from.
@@ -115,7 +116,7 @@ class RandomRows(EpochRows):
     def spans(self, epoch: int, rows_per_span: int, bad: Sequence[int] = (), skip: int = 0) -> Iterator[Span]:
         total = self.order.rows.count
         left_out = self._positions(epoch, bad)
-        # Of the good row with rank g, the position is g and the number of bad ones before it.
+        # The position of the good row with rank g is g plus the number of bad rows before it.
         good_before = left_out - np.arange(len(left_out))
         good = total - len(left_out)
         end = self.read_of(good)
@@ -129,11 +130,11 @@ class RandomRows(EpochRows):
             yield Span(index, epoch * total + place, rows, (epoch, first, last + 1 - first, good, *between.tolist()))
 
     def _rank(self, good: int, place: int) -> int:
-        """Which good row of an epoch this process reads at a place."""
+        """The rank of the good row that this process reads at a place of an epoch."""
         return place if self.share is None else int(self.share.ranks(good, place, 1)[0])
 
     def _positions(self, epoch: int, bad: Sequence[int]) -> Array:
-        """Where bad rows stand in an epoch, in order."""
+        """The positions of bad rows in an epoch, in order."""
         numbers = np.asarray(sorted(bad), np.int64)
         ranks = self.order.rows.ranks(numbers[self.order.rows.contains(numbers)])
         if self.order.seed is not None:
@@ -180,7 +181,7 @@ class WindowedRows(EpochRows):
         self._units = _units(inside)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spans tell a loader all that it needs."""
+        """The state without the units: a loader needs only the spans that it is given."""
         return {**self.__dict__, "_units": []}
 
     def spans(self, epoch: int, rows_per_span: int, bad: Sequence[int] = (), skip: int = 0) -> Iterator[Span]:
@@ -214,7 +215,7 @@ class WindowedRows(EpochRows):
         return rows[self._places(span, rows)]
 
     def _places(self, span: Span, rows: Array) -> Array:
-        """Where the rows of a span lie among all rows of its spans inside, whose numbers are `rows`."""
+        """The places of a span's rows among all rows of its inner spans, whose numbers are `rows`."""
         epoch, _, skip, *bad = span.locator
         places = np.flatnonzero(self.order.rows.contains(rows))
         places = places[self.order.shuffled(np.arange(len(places)), epoch, len(places), int(rows[0]) + 1)]
@@ -231,7 +232,7 @@ class WindowedRows(EpochRows):
         return ""
 
     def watched_by(self, watch: Watch) -> WindowedRows:
-        """Rows inside are read in another order than they are counted in: only decoding them is reported."""
+        """The same source: rows are read in another order than they are counted in, so only decoding is reported."""
         return self
 
     def _read(self, span: Span, numbers: Array, columns: Sequence[str]) -> Iterator[Block]:
@@ -319,7 +320,7 @@ def _taken(column: SourceColumn, places: Array) -> SourceColumn:
 
 
 def _units(spans: Sequence[Span]) -> list[list[Span]]:
-    """What is shuffled: single spans, or all that must be read in sequence."""
+    """The units that are shuffled: single spans, and runs of spans that must be read in sequence."""
     units: list[list[Span]] = []
     for span in spans:
         if span.group is not None and units and units[-1][-1].group == span.group:

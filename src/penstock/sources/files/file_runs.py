@@ -19,9 +19,10 @@ SPAN_BYTES = 256 << 20
 
 
 class FileRuns(Source):
-    """Files in input order, one row each: all that a source of them needs, except columns and reading.
+    """Files in input order, one row each: all that a source of such files needs, except columns and reading.
 
-    A locator is (first file,): the rows of a span are files in a row. That of picked rows has the number of each file.
+    A locator is (first file,), and the span's rows are the files from there on. For picked rows, the locator has the
+    number of every file.
 
     Args:
         paths: A list, or `listing.Paths`, which is compact and has sizes and times already.
@@ -53,7 +54,7 @@ class FileRuns(Source):
         return self.spans(rows_per_span)
 
     def spans(self, rows_per_span: int, most_bytes: int = SPAN_BYTES) -> Iterator[Span]:
-        """Runs of `rows_per_span` files, or fewer where they are large: no replica may end with the giant span."""
+        """Runs of `rows_per_span` files, or fewer where files are large, so that no replica works alone at the end."""
         if not len(self.paths):
             raise fail_empty(self.paths)
         if self._sizes is None:
@@ -93,7 +94,7 @@ def _look_at(paths: Sequence[str]) -> Iterable[Fragment]:
 
 
 def _fragment(path: str) -> Fragment:
-    """A file that is gone by now will be a row failure; it must not stop the others."""
+    """The fragment of a file. A file that is gone by now becomes a failed row and does not stop the others."""
     try:
         return files.fragment(path)
     except (OSError, InputError):

@@ -1,4 +1,4 @@
-"""What sources of files share: paths, spans over several files, and streams that are read on from span to span."""
+"""What sources of files share: paths, spans over several files, and streams that stay open from span to span."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compressed bytes, readable at any offset: reads that are nearly in order inflate nothing twice.
 
-Several loaders read spans of one file, and no two of them in the same order each time. A reader that only goes forward
-would begin again at the front whenever a span comes late, in time that grows with the square of the file.
+Several loaders read spans of one file, in an order that differs every time. A reader that can only go forward would
+begin again at the front whenever a span comes late; its time would grow with the square of the file's size.
 """
 
 import threading

@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
 NUMBERED = "-of-"
-"""In the place of a suffix, for the files of a set that have none."""
+"""Stands in place of a suffix for the numbered files of a set that have none."""
 
 
 def suffix_of(path: str) -> str:
@@ -52,7 +52,7 @@ def suffix_of(path: str) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """Files whose paths begin alike: with `prefix`, which ends in a slash or is empty. Names are bytes, as on disk."""
+    """Files whose paths begin with `prefix`, which ends in a slash or is empty. Names are bytes, as on disk."""
 
     prefix: str
     names: pa.LargeBinaryArray
@@ -100,7 +100,7 @@ class Paths(Sequence[str]):
 
     Attributes:
         sizes: int64, the bytes of every file.
-        mtimes: int64, when it was changed, in nanoseconds; of a URL, a number that changes with the object.
+        mtimes: int64, when every file was changed, in nanoseconds; for a URL, a number that changes with the object.
     """
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -245,7 +245,7 @@ def walk(folder: str, suffixes: Collection[str], last_resort: Collection[str] = 
         except OSError as error:
             received = f"{os.fsdecode(full_path)}: {error.strerror}"
             raise InputError("a folder cannot be read", received=received) from error
-        # The last one is taken first: folders are walked in their order, so that of two links the same one always wins.
+        # `pop` takes the last one: folders are walked in sorted order, so that of two links the same one always wins.
         waiting += sorted(folders, reverse=True)
     return (matching if len(matching) else spare).finish(as_prefix(root), is_sorted=False)
 
@@ -277,10 +277,10 @@ def _look_into(
 
 
 def _is_folder(entry: os.DirEntry[bytes], is_data: bool) -> bool:
-    """Whether a name is a folder, or a link to one. A link that leads nowhere is a broken file if it is named like one.
+    """Whether an entry is a folder, or a link to one. A link that cannot be followed is a broken file if its name fits.
 
     Raises:
-        InputError: The link is part of a loop, or leads to what must not be seen.
+        InputError: The link is part of a loop, or leads into a folder that this user may not read.
     """
     try:
         return entry.is_dir()

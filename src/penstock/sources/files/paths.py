@@ -1,6 +1,6 @@
 """Files behind the arguments of a command, in the order of their rows; the only module that opens files.
 
-A path may be a URL: `remote` reads those. `file://` is taken for a path at once; `memory://` is copied at once.
+A path may be a URL, which `remote` reads. `expand` turns `file://` URLs into paths, and copies `memory://` files.
 """
 
 import errno
@@ -22,11 +22,11 @@ BUFFER_BYTES = 1 << 20
 
 
 def expand(arguments: Sequence[str], suffixes: Collection[str], last_resort: Collection[str] = ()) -> Paths:
-    """The files behind the arguments: arguments as given; folders and globs by relative path, bytewise.
+    """The files behind the arguments, in the order given; those of a folder or glob by relative path, bytewise.
 
-    A file that is named outright may have any suffix; a folder gives those with a known one, or else with one of
-    `last_resort`. Names that start with a dot or an underscore are skipped in folders, as everywhere in this field.
-    An http URL is a file.
+    A file that is an argument itself may have any suffix. Of a folder, the files with a known suffix are taken, or else
+    those with one of `last_resort`; names that start with a dot or an underscore are skipped, as is usual. An http URL
+    is a file.
 
     Raises:
         InputError: An argument matches nothing.
@@ -94,7 +94,7 @@ def check_is_file(path: str) -> None:
 
 
 def _regular(path: str, flags: int) -> int:
-    """Open a file, as the `opener` of `open`: what was put in its place since it was listed may be a pipe."""
+    """The `opener` of `open`, which refuses pipes and devices: one may have replaced the file since it was listed."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -130,7 +130,8 @@ def open_as_listed(paths: Sequence[str], number: int) -> BinaryIO:
     """The file behind a URL, without a buffer, as it was when it was listed.
 
     Raises:
-        InputError: The object is another one now. (Told of S3 only: others differ in what they say when.)
+        InputError: The object changed since. (Only checked on S3: other stores may report a version in another form
+            when a file is opened than when it is listed.)
     """
     file = remote.RangedFile(paths[number])
     if isinstance(paths, Paths) and file.version is not None and file.version != int(paths.mtimes[number]):
@@ -146,7 +147,7 @@ def read_bytes(path: str, start: int = 0, nbytes: int | None = None) -> bytes:
         with open(path, "rb", buffering=0, opener=_regular) as file:
             file.seek(start)
             return file.readall()
-    # Python's file objects take a third of the time, for 60 KB.
+    # Without Python's file objects, which cost a third of the time for 60 KB.
     descriptor = _regular(path, os.O_RDONLY)
     try:
         if start:
@@ -179,7 +180,7 @@ def size_of(path: str) -> int:
 
 
 def fragment(path: str) -> Fragment:
-    """A file as the fingerprint sees it."""
+    """The entry of a file in the fingerprint: its path, size and time of change."""
     if is_url(path):
         return remote.fragment(path)
     status = os.stat(path)
@@ -187,12 +188,12 @@ def fragment(path: str) -> Fragment:
 
 
 def fragments(paths: Sequence[str]) -> Sequence[Fragment]:
-    """Files as the fingerprint sees them, from their listing where there is one."""
+    """The entries of files in the fingerprint, from their listing if there is one."""
     return paths.fragments() if isinstance(paths, Paths) else [fragment(path) for path in paths]
 
 
 def listed(paths: Sequence[str], number: int) -> Fragment:
-    """One of the files, from its listing; without a listing, from the file itself."""
+    """The entry of one file in the fingerprint, from the listing; without a listing, from the file itself."""
     return paths.fragment(number) if isinstance(paths, Paths) else fragment(paths[number])
 
 

@@ -1,7 +1,8 @@
 """Files behind URLs, through fsspec: read in ranges, tried again where that may help.
 
-One file system for each kind of store and process: fsspec would make one for each thread, with a session of its own.
-Its own retries are turned off; `core.retrying` decides. Nothing is cached here but open connections.
+Each process has one file system for each kind of store: fsspec would make one for each thread, with a session of its
+own. Its own retries are turned off; `core.retrying` decides. Only open connections are kept, and copies of files from
+web servers that send only whole files.
 """
 
 import hashlib
@@ -59,7 +60,7 @@ def file_system(url: str) -> Any:
 
     Raises:
         DeviceError: fsspec, or the package for this protocol, is not installed.
-        InputError: Nobody knows this protocol.
+        InputError: The protocol is unknown.
     """
     protocol = protocol_of(url)
     key = os.getpid(), protocol
@@ -98,11 +99,11 @@ def key_of(url: str) -> str:
 
 
 def trying(url: str, call: Callable[[], T], sleep: Callable[[float], object] = time.sleep, tries: int = TRIES) -> T:
-    """What `call` returns, tried again after errors that may pass.
+    """What `call` returns. After an error that may be temporary, it is called again, at most `tries` times in all.
 
     Raises:
-        FileNotFoundError, PermissionError: At once, as from a file of this machine.
-        InputError: Any other error, or the last one that might have passed.
+        FileNotFoundError, PermissionError: As for a file of this machine, without another try.
+        InputError: Any other error, or the error of the last try.
     """
     made = 0
 
@@ -129,7 +130,7 @@ def trying(url: str, call: Callable[[], T], sleep: Callable[[float], object] = t
 
 
 def _passes(error: Exception) -> bool:
-    """Whether an error may pass. A truncated answer may, although aiohttp gives it the cause `400`."""
+    """Whether an error may be temporary. A truncated answer is one, although aiohttp gives it the cause `400`."""
     return type(error).__name__ == "ClientPayloadError" or may_pass(error)
 
 
@@ -159,7 +160,7 @@ def read_bytes(url: str, start: int = 0, nbytes: int | None = None) -> bytes:
 
 
 def read_many(urls: Sequence[str], at_once: int = 16) -> list[bytes | Exception]:
-    """Whole objects, of one store or several, so many requests at a time; an error stands in its object's place."""
+    """Whole objects, of one store or several, `at_once` requests at a time; an error stands in its object's place."""
     with ThreadPoolExecutor(min(at_once, max(1, len(urls)))) as threads:
         return list(threads.map(_read_or_error, urls))
 
@@ -189,7 +190,7 @@ class RangedFile(io.RawIOBase):
 
     @property
     def version(self) -> int | None:
-        """As `Fragment.mtime_ns` has it; None where asking would cost a request."""
+        """The version, as in `Fragment.mtime_ns`; None where asking for it would cost a request."""
         return version_of(self._file.details) if protocol_of(self.url) in ("s3", "s3a") else None
 
     def readable(self) -> bool:
@@ -237,7 +238,7 @@ class RangedFile(io.RawIOBase):
 
 
 class _WholeFile:
-    """A copy in a file without a name, removed with its last user."""
+    """A copy in a file without a name, which is removed when its last user closes it."""
 
     def __init__(self, url: str) -> None:
         with tempfile.TemporaryFile(prefix="penstock-") as file:
@@ -270,14 +271,14 @@ class _LocalCopy:
         self._offset = offset
 
     def read(self, nbytes: int) -> bytes:
-        return os.pread(self._copy.descriptor, nbytes, self._offset)  # others read it too: its own place stays
+        return os.pread(self._copy.descriptor, nbytes, self._offset)  # others read it, too: its offset must not move
 
     def close(self) -> None:
         """Nothing: the copy is removed with its last user."""
 
 
 def fragment(url: str) -> Fragment:
-    """An object as the fingerprint sees it: its ETag, or when it was changed, stands in the place of the time."""
+    """The entry of an object in the fingerprint, with a number from its ETag, or its time of change, as the time."""
     system, key = file_system(url), key_of(url)
     info = trying(url, lambda: system.info(key))
     size = info.get("size")

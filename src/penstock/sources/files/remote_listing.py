@@ -16,7 +16,7 @@ from penstock.sources.files.listing import Collector, Group, as_prefix, suffix_o
 from penstock.sources.files.remote import file_system, is_web, key_of, protocol_of, trying, version_of
 
 PAGE_OBJECTS = 1000
-"""As many as S3 gives at most."""
+"""The most objects that S3 lists in one answer."""
 
 
 def kind_of(url: str) -> str | None:
@@ -93,7 +93,7 @@ def _list_other(root: str, system: Any, key: str) -> Iterator[tuple[str, dict[st
 
 
 def _list_s3(root: str, system: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Page by page: a million objects at once would be more than a gigabyte of dictionaries."""
+    """The objects, page by page: the dictionaries of a million objects would take more than a gigabyte."""
     bucket, _, inside = key.partition("/")
     query = {"Bucket": bucket, "Prefix": as_prefix(inside) if inside else "", "MaxKeys": PAGE_OBJECTS}
     while True:
@@ -110,7 +110,7 @@ _lock = threading.Lock()
 
 
 def bring_memory(url: str) -> str:
-    """`memory://` files exist in this process only: they are copied to where replicas can read them, until it ends.
+    """Copy `memory://` files, which only this process can read, into a folder that is removed when the process ends.
 
     Returns:
         The path of the copy; a folder or a glob stays one.
@@ -138,7 +138,7 @@ def bring_memory(url: str) -> str:
 def _copy_if_new(data: bytes, copy: str) -> None:
     with contextlib.suppress(OSError), open(copy, "rb") as file:
         if file.read() == data:
-            return  # its time stays, so that the same job is known again
+            return  # the copy keeps its time, so the same job is recognised
     os.makedirs(os.path.dirname(copy), exist_ok=True)
     with open(copy, "wb") as file:
         file.write(data)

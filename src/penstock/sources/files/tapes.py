@@ -36,7 +36,7 @@ class Tape(Protocol):
 
 
 def compression_of(head: bytes) -> str:
-    """How a file is compressed, by its first bytes. Ask first whether they make sense as they are."""
+    """How a file is compressed, by its first bytes. Plain content may look compressed: check that first."""
     if head[:3] == b"\x1f\x8b\x08":
         return GZIP
     is_zlib = len(head) >= 2 and head[0] & 0x0F == 8 and head[0] >> 4 <= 7 and (head[0] << 8 | head[1]) % 31 == 0
@@ -92,8 +92,8 @@ class PlainTape:
 class InflatedTape:
     """A gzip file of any number of members, a zlib stream, or deflated bytes without a frame, as in a zip file.
 
-    What comes before damage is read to the last byte. No file is held open: such a tape waits for spans that may never
-    come. No more is inflated than was asked for.
+    Everything before damage is read, to the last byte. The file is not held open, because a tape waits for spans that
+    may never come. Nothing is inflated beyond what is read.
 
     Args:
         path: The file.
@@ -128,7 +128,7 @@ class InflatedTape:
         return moved
 
     def copy(self) -> Self:
-        """Another tape at this offset. It fetches again what was not inflated yet, so that it takes little memory."""
+        """Another tape at this offset. To take little memory, it fetches again what was not inflated yet."""
         made = copy.copy(self)
         made._inflater = self._inflater.copy()
         made._offset = self._offset - len(self._fetched) - len(self._input)
@@ -156,7 +156,7 @@ class InflatedTape:
             self._inflate_to_the_damage(error)
             return
         self._take(raw)
-        # The inflater may hold content of bytes that it has read already.
+        # Without new input, the inflater may still have output from bytes that it took before.
         if is_last and not raw and not self._inflater.eof:
             self._end("the compressed data is cut")
 
@@ -176,7 +176,7 @@ class InflatedTape:
         return raw
 
     def _next_member(self) -> None:
-        """After a member: another one, padding with zeros, or the end."""
+        """Go on after a member: to the next one, past zeros that pad the file, or to the end."""
         while not (rest := self._input.lstrip(b"\0")):
             self._input = self._fetch()
             if not self._input:
@@ -189,7 +189,7 @@ class InflatedTape:
         self._inflater = zlib.decompressobj(self._wbits)
 
     def _inflate_to_the_damage(self, error: zlib.error) -> None:
-        """The output of a call that fails is lost: feed the same bytes in ever smaller steps instead."""
+        """Inflate up to the damage, in ever smaller steps: the output of a call that fails is lost."""
         rest, step = self._input, len(self._input)
         while step and rest:
             before = self._inflater.copy()

@@ -1,8 +1,8 @@
 """Check that input files did not change: by size and time while a job runs, by digests when it is resumed.
 
-A digest is taken when the result of a span is there. The bytes are still in the page cache then, and are the bytes
-that were read, as the file has the size and the time of the listing. Objects in a store have no digest: their ETag
-changes with them, and reading them twice would cost money.
+A digest is taken when the result of a span has arrived. Its bytes are still in the page cache then, and they are the
+bytes that were read, because the file still has the size and the time of the listing. Objects in a store have no
+digest: their ETag changes with them, and reading them twice would cost money.
 """
 
 import functools
@@ -22,9 +22,10 @@ from penstock.sources.files.paths import is_url, open_binary, read_bytes
 _STEP_BYTES = 1 << 20
 _DIGITS = 8
 _KNOWN_EXTENTS = 256
-"""Of several spans that have an extent in common (a compressed file, a large row group), only one reads it."""
+"""How many digests are remembered: if several spans share an extent (a compressed file, a large row group), only one
+reads it."""
 _UNKNOWN = "-" * _DIGITS
-"""In the place of a digest: of a URL, or of a file that was replaced or removed while the job ran."""
+"""Stands for the digest of a URL, or of a file that was replaced or removed while the job ran."""
 
 WHAT_TO_DO = (
     "put the file back as it was (its time does not matter) and resume; or begin again, with another output or "
@@ -40,10 +41,10 @@ def changed(path: str, received: str, hint: str = WHAT_TO_DO) -> InputError:
 def check(source: Source, span: Span, columns: Sequence[str]) -> None:
     """Check that the files of a span have the size and the time that they were listed with.
 
-    A file that is a row of its own may change: no row is made from two states of it.
+    A file that is one row may change: its row is never made from two states of the file.
 
     Raises:
-        InputError: One of them changed: some rows may be old ones, others new ones.
+        InputError: One of the files changed: some rows may be from before the change, others from after it.
     """
     for file in {extent.file: None for extent in _extents_now(source, span, columns) if extent.nbytes is not None}:
         _check_file(file)
@@ -60,7 +61,7 @@ def find_changed(fragments: Iterable[Fragment]) -> InputError | None:
     """The error for the first of these files that is not as it was listed; None where all are."""
     for file in fragments:
         if not file.path.startswith("/") or not os.path.exists(file.path):
-            continue  # it stands for several files, or for none; one that is gone is told as such
+            continue  # a fragment of several files, or of none; a missing file is reported elsewhere
         try:
             _check_file(file)
         except InputError as error:
@@ -86,7 +87,7 @@ class Digester:
         Raises:
             InputError: A file changed since it was listed.
         """
-        with self._turn:  # a source opens files to find out what is where
+        with self._turn:  # a source opens files to find its extents
             extents = _extents_now(self._source, span, self._columns)
         return "".join(map(self._as_listed, extents))
 
@@ -99,14 +100,14 @@ class Digester:
             _check_file(extent.file)
         except InputError:
             if extent.nbytes is None:
-                return _UNKNOWN  # the row has failed, or was another one: it takes no other row down
+                return _UNKNOWN  # no other row is affected by this file
             raise
         return digest
 
     def _digest(self, extent: Extent) -> str:
-        """The digest of an extent, which the first thread that asks for it reads."""
+        """The digest of an extent. The first thread that needs it reads the extent; others wait for the result."""
         if extent.nbytes is None:
-            return _of_bytes(extent)  # nobody else asks for a file that is a row of its own
+            return _of_bytes(extent)  # no other span needs a file that is one row
         with self._knowing:
             known = self._known.get(extent)
             if known is None:
@@ -130,7 +131,7 @@ def compare(
     touched: Collection[str],
     accepted: Collection[str] = (),
 ) -> None:
-    """Digest again what was read of files whose time changed.
+    """Compare files whose time changed with the digests of what was read from them.
 
     Args:
         source: The input as it is now.
@@ -159,7 +160,7 @@ def compare(
 
 
 def _extents_now(source: Source, span: Span, columns: Sequence[str]) -> list[Extent]:
-    """What a span was read from. A file that changed meanwhile looks damaged: it is told as changed."""
+    """The extents of a span. Where finding them fails because a file changed, the error says that it changed."""
     try:
         return list(source.extents(span, columns))
     except (InputError, OSError):
@@ -171,12 +172,12 @@ def _extents_now(source: Source, span: Span, columns: Sequence[str]) -> list[Ext
 def _extents(source: Source, span: Span, columns: Sequence[str], touched: Collection[str]) -> list[Extent]:
     try:
         return list(source.extents(span, columns))
-    except InputError as error:  # it has not even the form that it had
+    except InputError as error:  # the file no longer has even its form
         raise changed(next(iter(touched)), str(error.received or error.problem)) from error
 
 
 def _rows(span: Span, extents: Sequence[Extent], position: int) -> str:
-    """The rows that were read from one of the extents of a span; one, where every row is a file."""
+    """The rows that were read from one extent of a span, in words; a single row if every row is a file."""
     if extents[position].nbytes is None and len(extents) == span.rows and span.numbers is None:
         return f"row {span.start + position:,} was"
     return f"rows {span.start:,} to {span.stop - 1:,} were"
@@ -204,10 +205,10 @@ def _check_file(file: Fragment) -> None:
 
 
 def digest_of_file(file: Fragment) -> str:
-    """The digest of a whole file, which is as it was listed before and behind.
+    """The digest of a whole file. Afterwards, the file is checked to be as it was listed.
 
     Raises:
-        InputError: It is not.
+        InputError: The file changed.
     """
     digest = _of_bytes(Extent(file))
     _check_file(file)

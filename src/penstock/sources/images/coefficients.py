@@ -1,8 +1,8 @@
-"""Resizing as sums, for each output pixel of a row or a column: which input pixels, and with which weights.
+"""Resizing as weighted sums: the input pixels, and their weights, of each output pixel of a row or a column.
 
-A GPU resizes by these, with the same sums for every library. Crops and borders are in the weights: those of a pixel
-that stays black are all zero. Pillow and torch weigh in whole numbers and have bytes between the two directions; OpenCV
-weighs between two pixels in short ones; the others have floats. Pixels are within 1 of what `resizing.place` gives.
+A GPU resizes by such sums, whichever library is imitated. Crops and borders are in the weights: those of a pixel that
+stays black are all zero. Pillow and torch have whole numbers as weights, and bytes between the two directions; OpenCV
+has short integers as weights of two pixels; the others have floats. Pixels are within 1 of what `resizing.place` gives.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from penstock.sources.images.resizing import Rendition, Size, fit_of, pillow, to
 
 _PILLOW_BITS = 22
 SHORT_BITS = 11
-"""OpenCV's. It rounds nothing between the directions, but drops bits in the second one."""
+"""The bits of OpenCV's weights. It does not round between the directions, but drops bits in the second one."""
 NOT_AS_SUMS = ("opencv-linear",) if platform.machine() in ("aarch64", "arm64") else ()
-"""On Arm, OpenCV resizes so by Arm's own code: up to 2 of 255 from its sums elsewhere."""
+"""Interpolations that differ from their sums: on Arm, by up to 2 of 255, because OpenCV runs Arm's own code there."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction: place `i` is made of the pixels from `first[i]` on, by `weights[i]`.
+    """One direction: output pixel `i` is the sum of the pixels from `first[i]` on, weighted by `weights[i]`.
 
-    `bits` of whole weights stand behind the point, and the sum is rounded to a byte; None for weights that are floats.
+    `bits` is the number of fractional bits of weights that are whole numbers, whose sum is rounded to a byte; None if
+    weights are floats.
     """
 
     first: Array
@@ -37,7 +38,7 @@ class Axis:
     bits: int | None
 
     def placed(self, at: int, room: int) -> Axis:
-        """The axis with its first place at `at` of so many: what is outside of them is cut off, the rest is black."""
+        """The axis with its first pixel at `at` of `room` pixels: what lies outside is cut off, the rest is black."""
         start, stop = max(at, 0), min(at + len(self.first), room)
         first = np.zeros(room, np.int32)
         weights = np.zeros((room, self.weights.shape[1]), self.weights.dtype)
@@ -48,7 +49,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sums:
-    """Both directions. The one that comes first decides where bytes are rounded: `is_down_first`, or across."""
+    """Both directions. `is_down_first` says which comes first: that matters where bytes are rounded between."""
 
     down: Axis
     across: Axis
@@ -57,14 +58,14 @@ class Sums:
 
 @functools.lru_cache(1024)
 def sums_of(size: Size, room: Size, rendition: Rendition) -> Sums:
-    """How an image of `size` is resized into a place of `room`."""
+    """The sums that resize an image of `size` into a place of `room`."""
     if size == room:
         return Sums(_whole(size[0]), _whole(size[1]))
     fit, how = fit_of(size, room, rendition), rendition.interpolation
     top, left, height, width = fit.box
     is_larger = fit.size[0] > height or fit.size[1] > width
     if how == "opencv-area" and (height, width) == (2 * fit.size[0], 2 * fit.size[1]):
-        how = "opencv-linear"  # it halves in short numbers
+        how = "opencv-linear"  # OpenCV computes this case in short integers
     down = _axis(size[0], top, height, fit.size[0], how, is_larger=is_larger, is_down=True)
     across = _axis(size[1], left, width, fit.size[1], how, is_larger=is_larger, is_down=False)
     is_down_first = rendition.library == "pillow" and _goes_down_first(size, fit.size)
@@ -79,7 +80,7 @@ def _goes_down_first(size: Size, wanted: Size) -> bool:
 
 @functools.cache
 def _pillow_ever_goes_down_first() -> bool:
-    """By a trial, not by the version: a tall picture whose answer depends on which direction is the first."""
+    """Whether this Pillow ever resizes columns first, found by a trial with a tall picture."""
     tall = np.random.default_rng(0).integers(0, 2, (64, 8, 3), dtype=np.uint8) * np.uint8(255)
     images = pillow()
     found = np.asarray(images.fromarray(tall).resize((9, 8), images.Resampling.LANCZOS))
@@ -88,7 +89,7 @@ def _pillow_ever_goes_down_first() -> bool:
 
 
 def resized(pixels: Array, sums: Sums) -> Array:
-    """What a GPU makes of an image, slowly: uint8 of (height, width, channels)."""
+    """An image resized by sums as on a GPU, but slowly, in numpy: uint8 of (height, width, channels)."""
     if sums.down.bits == SHORT_BITS:
         return _resized_in_shorts(pixels, sums)
     order = [(sums.down, 0), (sums.across, 1)] if sums.is_down_first else [(sums.across, 1), (sums.down, 0)]
@@ -140,14 +141,14 @@ def _whole(size: int) -> Axis:
 
 
 def _linear(length: int, wanted: int) -> tuple[Array, Array]:
-    """Between the centres of two pixels: the lower one, and the share of the next."""
+    """The two pixels whose centres an output pixel lies between: the lower one, and the share of the next one."""
     centres = ((np.arange(wanted) + 0.5) * (length / wanted) - 0.5).astype(np.float32)
     lower = np.floor(centres)
     return lower, centres - lower
 
 
 def _two_pixels(lower: Array, share: Array, start: int, length: int) -> Axis:
-    """Of a pixel and the next one, whose share is given; the first and the last one stand for what is beyond them."""
+    """An axis that mixes a pixel with the next one by `share`; the first and last pixel stand for those beyond."""
     share = np.where(lower < 0, 0, np.where(lower >= length - 1, 1, share)).astype(np.float32)
     first = np.clip(lower, 0, max(length - 2, 0)).astype(np.int32)
     weights = np.stack([1 - share, share], axis=1)
@@ -165,13 +166,13 @@ def _area_when_larger(length: int, wanted: int) -> tuple[Array, Array]:
     growth = wanted / length
     places = np.arange(wanted)
     lower = np.floor(places * (1 / growth))
-    # In 32 bits, as OpenCV has it: just below 1 becomes 1, and so none.
+    # In 32 bits, as in OpenCV: a share just below 1 is rounded to 1, of which the next line takes the fraction, 0.
     share = ((places + 1) - (lower + 1) * growth).astype(np.float32)
     return lower, np.where(share <= 0, np.float32(0), share - np.floor(share))
 
 
 def _area(start: int, length: int, wanted: int) -> Axis:
-    """Every pixel by how much of it a place covers."""
+    """An axis that weights every pixel by how much of it an output pixel covers."""
     scale = length / wanted
     edges = np.arange(wanted) * scale
     first = np.floor(edges + 1e-3).astype(np.int32)
@@ -184,7 +185,7 @@ def _area(start: int, length: int, wanted: int) -> Axis:
 def _like_pillow(
     size: int, start: float, length: float, wanted: int, reach: float, weigh: Callable[[Array], Array]
 ) -> Axis:
-    begin, end = np.float32(start), np.float32(start + length)  # so Pillow takes its box
+    begin, end = np.float32(start), np.float32(start + length)  # Pillow stores its box in 32 bits
     scale = float(end - begin) / wanted
     stretch = max(scale, 1.0)
     support = reach * stretch
@@ -199,7 +200,7 @@ def _like_pillow(
 
 
 def _within(first: Array, weights: Array, size: int, bits: int | None) -> Axis:
-    """An axis that never reaches beyond the last pixel: there weights are zero, and are moved to pixels before it."""
+    """An axis that never reads beyond the last pixel, where all weights are zero: its windows are moved back."""
     taps = min(weights.shape[1], size)
     moved = np.minimum(first, size - taps).astype(np.int32)
     places = np.arange(taps) - (first - moved)[:, None]

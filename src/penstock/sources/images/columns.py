@@ -34,14 +34,14 @@ _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\x00", b"M
 class ImageColumns(Around):
     """A source whose columns `names` are images; everything else is as in the source inside.
 
-    A value may be the encoded bytes, or text: a path or a URL. A path that is not absolute is taken from the folder
-    in which the table lies (where there are several tables, the deepest folder that holds them all).
+    A value may be the encoded bytes, or text: a path or a URL. A relative path begins at the folder in which the table
+    lies (for several tables, the deepest folder that holds them all).
 
     Args:
         source: Where the columns come from.
         names: Columns that hold images.
         reading: The size and colours to decode to, and how to get there.
-        base: The folder or URL from which paths are taken, where it is not the table's.
+        base: The folder or URL at which relative paths begin, if it is not the table's.
 
     Raises:
         UsageError: There is no such column, or it holds numbers.
@@ -99,7 +99,7 @@ class ImageColumns(Around):
 
 
 def folder_of(paths: Sequence[str]) -> str:
-    """The deepest folder that holds all of `paths`; where there are none, the one that is current.
+    """The deepest folder that holds all of `paths`; without paths, the current folder.
 
     >>> folder_of(["/data/a/1.csv", "/data/b/2.csv"])
     '/data'
@@ -177,7 +177,7 @@ def find_images(
 ) -> Source:
     """The source; where the model takes images, a column of encoded images or of their paths is read as images.
 
-    A column of bytes goes before one of paths, which may only say where they came from.
+    A column of bytes is preferred to one of paths, which may only record where the images came from.
     """
     wanted = [spec for spec in signature.inputs if spec.shape is not None and len(spec.shape) == 3]
     wanted = [spec for spec in wanted if spec.dtype != STRING]

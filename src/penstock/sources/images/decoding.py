@@ -115,12 +115,12 @@ def _declared_size(data: bytes | memoryview) -> tuple[Size, int]:
 
 
 def _decode_jpeg(data: bytes | memoryview, out: Array, rendition: Rendition) -> Array | None:
-    """A JPEG: `out` itself where it has just that size; None for one that Pillow must look at."""
+    """The pixels of a JPEG, in `out` itself if it has the right size; None if Pillow must decode the image."""
     decoder = simplejpeg()
     try:
         height, width, space, _ = decoder.decode_jpeg_header(data)
     except ValueError:
-        return None  # an unusual one, or none: Pillow finds out
+        return None  # an unusual JPEG, or none: Pillow decides
     check_size(height, width)
     is_fast = rendition.has_fast_transform
     channels = int(out.shape[2])
@@ -155,7 +155,7 @@ def _rgb_of_inks(inks: Array, is_inverted: bool) -> Array:
 
 
 def _eighths(size: Size, wanted: Size, rendition: Rendition) -> int:
-    """The scale at which a JPEG is decoded: in full, unless the user wants the smallest that is large enough."""
+    """The scale at which a JPEG is decoded, in eighths: 8, or with `fast_decode` the smallest that is large enough."""
     if not rendition.fast_decode or rendition.resize == KEEP:
         return 8
     least = fitted(size, wanted) if rendition.resize == "pad" else wanted
@@ -186,10 +186,10 @@ _telling = threading.Lock()
 
 
 def open_header(data: bytes | memoryview) -> Image.Image:
-    """An image of which only the header was read. Anything that Pillow warns of is an error.
+    """An image of which only the header was read. Warnings of Pillow become errors, except of its size limit.
 
-    Filters of warnings belong to the whole process: they are changed for as short as can be, for Pillow alone, and by
-    one thread at a time.
+    Warning filters belong to the whole process, so they are changed only briefly, for Pillow alone, and by one thread
+    at a time.
     """
     images = pillow()
     with _telling, warnings.catch_warnings():
@@ -212,7 +212,7 @@ def _pillow_bytes(mode: str) -> int:
 def _decode_with_pillow(data: bytes | memoryview, channels: int, rendition: Rendition) -> Array:
     is_png = bytes(data[:8]) == PNG_START
     if is_png:
-        check_png(data, zlib.crc32)  # Pillow does not miss the end of a file that is cut after the last pixel
+        check_png(data, zlib.crc32)  # Pillow does not notice that a file is cut after its last pixel
     elif bytes(data[:6]) in GIF_STARTS:
         frames = check_gif(data)
     with open_header(data) as image:
@@ -220,7 +220,7 @@ def _decode_with_pillow(data: bytes | memoryview, channels: int, rendition: Rend
         if kind == "TIFF":
             check_tiff(image, data)
         image.load()
-        # Rows that a PNG lacks stay zero.
+        # Rows that are missing from a PNG stay zero: only an empty last row makes the slow check necessary.
         if is_png and not np.asarray(image.crop((0, image.height - 1, *image.size))).any():
             check_png_lines(data)
         turn = jpeg_orientation(data) if kind in ("JPEG", "MPO") and rendition.is_turned else 1
@@ -242,7 +242,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _on_black(image: Image.Image, frames: list[tuple[int, int, int, int]]) -> Array:
-    """A GIF as TensorFlow shows it: its first picture, on black that is as large as its largest one."""
+    """A GIF as TensorFlow decodes it: its first picture, on a black canvas as high and wide as any of its pictures."""
     left, top, width, height = frames[0]
     whole = _as_mode(image, "RGBA")[top : top + height, left : left + width]
     size = (max(frame[3] for frame in frames), max(frame[2] for frame in frames))

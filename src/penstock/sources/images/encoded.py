@@ -29,7 +29,7 @@ from penstock.sources.images.routing import goes_to_engine
 T = TypeVar("T")
 Data = bytes | memoryview
 MOST_FILE_BYTES = 512 << 20
-"""A larger file is not read: no image of a size that is decoded needs as much."""
+"""A larger file is not read: no image that is small enough to be decoded needs so many bytes."""
 
 _HEAD_BYTES = 64 << 10
 _AT_ONCE = 16
@@ -140,7 +140,7 @@ class Images(Deferred):
 
     @contextmanager
     def _reading(self, read: Callable[[int], T]) -> Iterator[Callable[[int], T]]:
-        """`read` for one position after the other; where that means waiting, some are asked for ahead."""
+        """A function that calls `read` for one position after another; over a network, several are read ahead."""
         if len(self) < 2 or not self.is_far():
             yield read
             return
@@ -187,7 +187,7 @@ class EncodedImages(Images):
 class ImagePaths(Images):
     """Images in files, each read when its turn comes; None stands for a row that names no file.
 
-    `texts` is the column of a table that they come from, which is what is kept of them.
+    `texts` is the column of a table that the paths come from; `kept` returns it.
     """
 
     def __init__(
@@ -267,9 +267,10 @@ def read_image(path: str) -> bytes:
 
 
 def _read_local(path: str, most: int | None = None) -> bytes:
-    """Without Python's file objects, as `files.read_bytes`.
+    """Read a file, or its first `most` bytes, without Python's file objects, as `files.read_bytes` does.
 
-    Not blocking, because opening a pipe waits for ever; and looked at once it is open, because a device never ends.
+    It is opened without blocking, because opening a pipe may wait for ever, and checked once it is open, because a
+    device never ends.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,8 +1,8 @@
 """The JPEG engine of a GPU, through nvJPEG: photos are decoded there, and small kernels resize them.
 
-Pixels are libjpeg-turbo's to the bit, before resizing, as a kernel makes them of the planes that nvJPEG gives.
+Before resizing, pixels are those of libjpeg-turbo to the bit: a kernel makes them from the planes that nvJPEG gives.
 
-All rows of a batch come together in one array there, which frameworks take over.
+All rows of a batch lie in one array on the GPU, which frameworks take over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INSTALL = "pip install 'penstock[gpu]' (CUDA 12) or 'penstock[gpu-cuda13]'"
 AT_ONCE = 256
 """Photos that the engine gets in one call."""
 AT_ONCE_BYTES = 512 << 20
-"""More than the planes and pixels of 256 photos of 500 pixels a side have."""
+"""The most bytes of planes and pixels in one call: more than 256 photos of 500 pixels a side need."""
 _SIDES = (32, 8)
 """Threads of a block, across and down."""
 _ALIGNED = 256
@@ -114,7 +114,7 @@ class EngineDecoder:
 
 @dataclass(frozen=True)
 class LibjpegDecoder:
-    """Decodes what loaders left to an engine as they would have done it. See `core.decoding.DeviceDecoder`."""
+    """Decodes photos that loaders left to an engine as they would have. See `core.decoding.DeviceDecoder`."""
 
     rendition: Rendition
     decides_bits: bool = False
@@ -153,11 +153,11 @@ class JpegEngine:
         self._memory_of = cupy.cuda.Stream(non_blocking=True)
 
     def try_out(self) -> None:
-        """Decode pictures of all samplings: all that a whole photo goes through runs once.
+        """Decode a picture of each sampling, so that every step for undamaged photos runs once.
 
         Raises:
             NvJpegError: The engine does not decode them.
-            RuntimeError: They are not what loaders make of them, though they should be.
+            RuntimeError: The GPU finds damage in them, or their pixels are too far from those that loaders make.
         """
         picture = np.arange(250 * 199 * 3, dtype=np.uint32).reshape(250, 199, 3).astype(np.uint8)
         rows, sizes = np.zeros((3, 180, 160, 3), np.uint8), np.zeros(3, np.int64)
@@ -196,7 +196,7 @@ class JpegEngine:
 
     @contextlib.contextmanager
     def line(self) -> Iterator[Line]:
-        """A line for one batch, of those that no other thread has now, or a new one."""
+        """A line for one batch: one that no other thread uses, or a new one."""
         try:
             line = self._idle.get_nowait()
         except queue.Empty:
@@ -204,7 +204,7 @@ class JpegEngine:
         try:
             yield line
         finally:
-            # Where it failed half-way, nothing may be written any more to what is let go of.
+            # After a failure, work that is under way must end before the arrays that it writes to are freed.
             with contextlib.suppress(Exception):
                 line.wait()
             self._idle.put(line)
@@ -212,7 +212,7 @@ class JpegEngine:
                 self.close()
 
     def _room(self, shape: tuple[int, ...]) -> Any:
-        # CuPy keeps what is freed for the stream that it was taken on, and any line may take what another has left.
+        # CuPy keeps freed memory for the stream it was taken on: with one stream, all lines share that memory.
         with self._memory_of:
             return self._cupy.empty(shape, self._cupy.uint8)
 
@@ -223,7 +223,7 @@ class JpegEngine:
             short = _what_was_short(self._cupy, error)
             if short is None:
                 raise
-        # Outside the except block: the traceback of the error holds what is on the GPU.
+        # Outside of the except block: the traceback of the error keeps arrays on the GPU alive.
         for line in drained(self._idle):
             line.close()
             self._idle.put(line)
@@ -235,7 +235,8 @@ class JpegEngine:
         places = np.flatnonzero(encoded[:real])
         pixels = self._room(rows.shape)
         with self.line() as line, line.stream:
-            # All of it in one copy: what is encoded is looked through, and then overwritten.
+            # The whole batch in one copy: encoded photos are checked where they lie, then overwritten with their
+            # pixels.
             photos = self.put_and_look(line, rows, pixels, places, encoded[places])
             left = np.setdiff1d(places, photos.places).tolist()
             for some in photos.divided():
@@ -250,10 +251,12 @@ class JpegEngine:
         return OnDevice(pixels, pixels.get), bad
 
     def put_and_look(self, line: Line, rows: Array, pixels: Any, places: Array, sizes: Array) -> Photos:
-        """Copy rows to the GPU, and find the photos without damage that libjpeg would see: an engine gives pixels of
-        all."""
+        """Copy rows to the GPU, and return the photos in which libjpeg would see no damage.
+
+        The engine would decode damaged photos, too.
+        """
         with line.stream:
-            # Where memory is short for these, no copy may be under way into pixels that are let go of.
+            # Allocated before the copy: if memory is short here, `pixels` is freed, and nothing may be writing to it.
             found = self._cupy.empty((len(places), 4), np.int32)
             given = (self._cupy.asarray(places), self._cupy.asarray(sizes))
             pixels.set(rows, stream=line.stream)
@@ -276,15 +279,15 @@ class JpegEngine:
             problem = error
         if len(photos) == 1:
             return [int(photos.places[0])]
-        # One that it does not take costs all that came with it: it is looked for by halves.
+        # One photo that the engine does not take fails the whole call, so it is searched for by halves.
         half = len(photos) // 2
         left = [place for each in (photos[:half], photos[half:]) for place in self._decode_some(line, each, pixels)]
         if len(left) == len(photos) and not problem.is_refusal:
-            raise problem  # it is not the photos
+            raise problem  # the photos are not the reason
         return left
 
     def show(self, line: Line, photos: Photos, pixels: Any) -> None:
-        """Write the pixels of photos over what they were decoded from, in the order of the stream of a line."""
+        """Write the pixels of photos over their encoded bytes, in the order of the line's stream."""
         planes, table = line.decode(photos, pixels)
         with line.stream:
             largest = int(photos.widths.max()), int(photos.heights.max())
@@ -300,8 +303,10 @@ class JpegEngine:
         self._kernels[kernel](grid, _SIDES, tuple(on_gpu))
 
     def _weights(self, photos: Photos, room: Size) -> tuple[Array, Array]:
-        """What is resized by: the weights of all sizes; and of each photo, 4 numbers for each direction, and which of
-        them is the first."""
+        """A table of the photos, and the weights of all their sizes, for the kernel `resize`.
+
+        A photo has 4 numbers for each direction, and one that says which direction comes first.
+        """
         words: list[Array] = []
         placed: dict[Size, list[int]] = {}
         length = 0
@@ -323,7 +328,7 @@ class JpegEngine:
 
 @dataclass(frozen=True)
 class Photos:
-    """What is known of photos that lie encoded in their places of a batch."""
+    """Places, sizes and samplings of photos whose encoded bytes lie in their rows of a batch."""
 
     places: Array
     sizes: Array
@@ -341,7 +346,7 @@ class Photos:
         return Photos(*(each[which] for each in arrays))
 
     def divided(self) -> Iterator[Photos]:
-        """As many as may be decoded at once, again and again."""
+        """The photos in groups that may be decoded in one call."""
         start = 0
         while start < len(self):
             some = self[start : start + AT_ONCE]
@@ -351,7 +356,7 @@ class Photos:
             start += count
 
     def strides(self) -> tuple[Array, Array]:
-        """Of the plane of light, and of those of colour."""
+        """The strides of the plane of light, and those of the planes of colour."""
         coarse = np.where(self.samplings > 0, (self.widths + 1) // 2, self.widths)
         return _aligned(self.widths), _aligned(coarse)
 
@@ -363,9 +368,9 @@ class Photos:
 
 
 class Line:
-    """What one batch at a time is decoded with: a decoder, its stream, and memory for planes and pixels.
+    """What decodes one batch at a time: a decoder, its stream, and memory for planes and pixels.
 
-    The engine waits for its turn between the kernels of the model: two lines are faster than one beside a model.
+    The engine waits for its turn between the kernels of the model, so two lines are faster than one beside a model.
     """
 
     def __init__(self, cupy: Any, make_decoder: Callable[[], PlaneDecoder]) -> None:
@@ -376,24 +381,24 @@ class Line:
         self.memory: Any = None
 
     def close(self) -> None:
-        """Give all memory back; the next call takes it anew. The stream is still."""
+        """Free all memory; the next call takes it again. The stream must be idle."""
         if self._decoder is not None:
             self._decoder.close()
         self._decoder = self.memory = None
 
     def wait(self) -> None:
-        """Wait until the stream is through, asleep: CUDA's usual wait keeps a core busy, which loaders need."""
+        """Sleep until the work of the stream is done: CUDA's usual wait keeps a core busy, which loaders need."""
         self._through.record(self.stream)
         self._through.synchronize()
 
     def decode(self, photos: Photos, rows: Any) -> tuple[Array, Array]:
-        """Have photos decoded that lie in these rows, in the order of the stream.
+        """Let photos be decoded that lie in these rows, in the order of the stream.
 
-        Returns two tables of addresses: of the planes, and where their pixels are to go, as the kernels read them.
+        Returns two tables for the kernels: planes and pixels of each photo for `colour`, pixels for `resize`.
         """
         needed, (strides, coarse_strides) = photos.needed(), photos.strides()
         ends = np.cumsum(needed.reshape(-1))
-        self.wait()  # the decoder, and whoever read what it wrote, are through
+        self.wait()  # until the decoder, and the kernels that read its planes, are done
         self._take_memory(int(ends[-1]))
         starts = (_address(self.memory) + ends).reshape(-1, 4) - needed
         planes = np.zeros(len(photos), PLANES)
@@ -410,12 +415,12 @@ class Line:
         if self.memory is None or self.memory.nbytes < num_bytes:
             self.memory = None
             with self.stream:
-                # CuPy keeps what is freed: sizes that double are few.
+                # CuPy keeps freed memory, so there should be few sizes: powers of two.
                 self.memory = self._cupy.empty(1 << (num_bytes - 1).bit_length(), self._cupy.uint8)
 
 
 def _decode_here(data: Array, row: Array, rendition: Rendition, place: int, bad: BadRows) -> None:
-    """What an engine does not take: libjpeg-turbo decodes it, or says what is wrong with it."""
+    """Decode a photo that the engine does not take by libjpeg-turbo, which gives the reason if it is damaged."""
     try:
         decode_into(data.tobytes(), row, rendition)
     except DeviceError:
@@ -440,7 +445,7 @@ def _bytes_of(rows: Array, encoded: Array, place: int) -> Array:
 
 
 def _what_was_short(cupy: Any, error: Exception) -> OutOfMemory | None:
-    """The error to raise where it was the memory of the GPU."""
+    """The error to raise if the memory of the GPU was the reason; else None."""
     if not isinstance(error, cupy.cuda.memory.OutOfMemoryError) and not speaks_of_memory(str(error)):
         return None
     return OutOfMemory("the GPU has no memory left for decoding JPEGs", received=one_line(error), hint="--decoder cpu")

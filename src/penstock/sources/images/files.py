@@ -14,7 +14,7 @@ from penstock.sources.images.resizing import Rendition
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LARGEST_SPAN = 4
-"""A span ends early at so many times the bytes of a usual one: no replica is to end with the giant."""
+"""A span ends early at this many times the bytes of a usual one, so that no replica works alone at the end."""
 
 
 class ImageFiles(FileRuns):
@@ -34,7 +34,7 @@ class ImageFiles(FileRuns):
         self._reading = reading or ReadOptions()
 
     def remarks(self) -> list[str]:
-        """What lies beside the photos and is not read."""
+        """A remark on the files that lie beside the photos and are not read."""
         if not self._left_out:
             return []
         names = [path.rpartition("/")[2] for path in self._left_out[:3]] + ["…"] * (len(self._left_out) > 3)

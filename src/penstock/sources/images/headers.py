@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 178_956_970
-"""The limit of Pillow, too, for what it calls a decompression bomb: about 179 million."""
+"""About 179 million: also the limit above which Pillow raises DecompressionBombError."""
 
 MOST_BYTES = 512 << 20
-"""Decoded. Memory has to hold them two or three times for a moment."""
+"""The most bytes of a decoded image, of which memory has to hold two or three copies for a moment."""
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 GIF_STARTS = (b"GIF87a", b"GIF89a")
@@ -153,9 +153,10 @@ def png_size(data: bytes | memoryview) -> tuple[tuple[int, int], int]:
 
 
 def check_png(data: bytes | memoryview, checksum: Callable[[memoryview], int]) -> None:
-    """Raise BadImage for a PNG that lacks a chunk, or of which one is damaged. Pixels are not counted.
+    """Raise BadImage for a PNG with a missing or damaged chunk, or for an interlaced one that lacks pixels.
 
-    Pillow decodes an interlaced PNG pass by pass, so that what is missing leaves no row empty: it is counted here.
+    Pillow decodes an interlaced PNG pass by pass, so that missing pixels leave no row empty: they are counted here.
+    Those of other PNGs are not.
     """
     is_interlaced = False
     for kind, content in walk_png(data, checksum):
@@ -196,7 +197,7 @@ def check_gif(data: bytes | memoryview) -> list[tuple[int, int, int, int]]:
     """Left, top, width and height of the pictures of a GIF.
 
     Raises:
-        BadImage: It has none, or ends before its last block, be it in another picture than the first.
+        BadImage: It has no picture, or ends before its last block, even if its first picture is whole.
     """
     try:
         frames = list(_walk_gif(memoryview(data)))
@@ -230,7 +231,7 @@ def _behind_blocks(view: memoryview, offset: int) -> int:
 
 
 def check_tiff(image: Image.Image, data: bytes | memoryview) -> None:
-    """Raise BadImage for a TIFF that has fewer strips or tiles than its size needs, or JPEG with fewer rows in one."""
+    """Raise BadImage for a TIFF with fewer strips or tiles than its size needs, or with one whose JPEG lacks rows."""
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
     is_tiled = _TILES in tags
     places, lengths = (tags.get(tag, ()) for tag in ((_TILES, _TILE_BYTES) if is_tiled else (_STRIPS, _STRIP_BYTES)))
@@ -252,9 +253,9 @@ def check_tiff(image: Image.Image, data: bytes | memoryview) -> None:
 
 
 def _check_inner_jpeg(shared: bytes, strip: bytes, rows: int) -> None:
-    """Raise where rows are missing: libtiff decodes what there is of a JPEG, and libjpeg-turbo raises."""
+    """Raise if a JPEG in a TIFF lacks rows: libtiff decodes it without an error, but libjpeg-turbo raises."""
     decoder = importlib.import_module("simplejpeg")
-    # The tables of all strips stand apart, as a JPEG without pixels.
+    # The tables that all strips share are stored as a JPEG without pixels.
     whole = shared[:-2] + strip[2:] if shared else strip
     height, _, space, _ = decoder.decode_jpeg_header(whole)
     if height < rows:

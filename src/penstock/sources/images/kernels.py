@@ -1,7 +1,7 @@
-"""What runs on the GPU's own cores beside its JPEG engine, as CUDA.
+"""CUDA kernels that run on the cores of the GPU, beside its JPEG engine.
 
-Photos are looked through for damage, the planes that the engine gives become pixels, and these are resized.
-All of it is plain C++ but for a few words, and tests compile it for the host.
+`check` looks for damage in photos, `colour` makes pixels from the planes that the engine gives, and `resize` resizes
+them. The kernels are plain C++ but for a few words, and tests compile them for the host.
 """
 
 COLOUR = r"""
@@ -444,6 +444,6 @@ extern "C" __global__ void check(const unsigned char* rows, const long long* pla
 }
 """
 CHECKED_AT_ONCE = 8
-"""Photos of a block of threads, a warp for each."""
+"""How many photos a block of threads checks, with one warp for each."""
 CHECK_BYTES = CHECKED_AT_ONCE * 7064
-"""Shared memory of such a block: what is known of each photo."""
+"""The shared memory of such a block: one `Photo` for each photo."""

@@ -1,7 +1,7 @@
 """nvJPEG, NVIDIA's library for the JPEG engine of a GPU, by ctypes: JPEGs become planes on the GPU.
 
-Planes are what a JPEG has inside: one of light, and two of colour, often at half the size. Of these, libjpeg-turbo's
-own pixels can be made; nvJPEG rounds its RGB otherwise.
+A JPEG consists of planes: one of light, and two of colour, often at half the size. From them, the very pixels of
+libjpeg-turbo can be made; nvJPEG rounds its own RGB in another way.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def version_of(library: Any) -> str:
 
 
 class PlaneDecoder:
-    """One user of the engine: its calls come one after the other."""
+    """One user of the engine. Its calls must come one after another."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -83,7 +83,7 @@ class PlaneDecoder:
         self._given: tuple[Array, ...] = ()
 
     def decode(self, addresses: Array, sizes: Array, planes: Array, stream: int) -> None:
-        """Have photos decoded, in the order of a stream. What came before must be over.
+        """Let photos be decoded, in the order of a stream. The call before must have been carried out.
 
         Args:
             addresses: Where each lies on the GPU.
@@ -92,11 +92,12 @@ class PlaneDecoder:
             stream: The stream of CUDA.
 
         Raises:
-            NvJpegError: It does not take one of them, or memory is short; nothing is known of any of them then.
+            NvJpegError: The engine does not take one of the photos, or memory is short. Then none of the planes is
+                valid.
         """
         assert addresses.dtype == sizes.dtype == np.uint64
         assert planes.dtype == PLANES
-        self._given = (addresses, sizes, planes)  # who knows for how long they are read
+        self._given = (addresses, sizes, planes)  # kept: nvJPEG may read them after the call
         made_for, self._made_for = self._made_for, 0
         if len(sizes) != made_for:
             threads = 1
@@ -106,7 +107,7 @@ class PlaneDecoder:
         self._made_for = len(sizes)
 
     def close(self) -> None:
-        """Give its memory on the GPU back. What it was to decode must be over."""
+        """Free its memory on the GPU. All decoding must have ended."""
         if self._state:
             self._library.nvjpegJpegStateDestroy(self._state)
         if self._handle:

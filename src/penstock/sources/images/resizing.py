@@ -22,7 +22,7 @@ from penstock.options.records import ReadOptions
 from penstock.sources.images.headers import BadImage
 
 KEEP = "keep"
-"""Beside `options.RESIZES`: an image stays as large as it is, at the top left of zeros."""
+"""Besides those in `options.RESIZES`: an image keeps its size, at the top left of a place filled with zeros."""
 
 Size = tuple[int, int]
 
@@ -35,7 +35,7 @@ class Rendition:
     interpolation: str = "keras"
     fast_decode: bool = False
     engine_share: float = 0.0
-    """Of the JPEGs that the engine of a GPU takes, it decodes this share."""
+    """The share of JPEGs that the engine of a GPU decodes, of those that it takes."""
 
     @classmethod
     def of(cls, reading: ReadOptions) -> Rendition:
@@ -47,8 +47,11 @@ class Rendition:
 
     @property
     def has_fast_transform(self) -> bool:
-        """Whether JPEGs are decoded with the fast transform, as in TensorFlow. Engines have the exact one alone: beside
-        one, loaders have it, too, so that it makes no difference who decodes an image."""
+        """Whether JPEGs are decoded with the fast transform, as in TensorFlow.
+
+        An engine has only the exact transform. Loaders beside an engine use that, too, so that pixels do not depend on
+        which of them decodes an image.
+        """
         return self.library == "keras" and not self.engine_share
 
     @property
@@ -76,7 +79,7 @@ def place(pixels: Array, out: Array, rendition: Rendition) -> None:
     """Bring pixels to the size of `out`, uint8 of (height, width, channels) both.
 
     Raises:
-        BadImage: It stays as it is, and is larger than its place.
+        BadImage: The image keeps its size, and is larger than its place.
     """
     size: Size = (pixels.shape[0], pixels.shape[1])
     room: Size = (out.shape[0], out.shape[1])
@@ -111,7 +114,7 @@ def fit_of(size: Size, room: Size, rendition: Rendition) -> Fit:
 
 
 def _keras_crop(size: Size, room: Size) -> Fit:
-    """As `crop_to_aspect_ratio` does; in 32-bit floats, as they decide between two sizes now and then."""
+    """As `crop_to_aspect_ratio` does; in 32-bit floats, whose rounding sometimes decides between two sizes."""
     height = _cut(size[1] * room[0], room[1], size[0])
     width = _cut(size[0] * room[1], room[0], size[1])
     return Fit(((size[0] - height) // 2, (size[1] - width) // 2, height, width), room)
@@ -153,7 +156,7 @@ def _pillow_pad(size: Size, room: Size) -> Fit:
 
 
 def _torchvision_crop(size: Size, room: Size) -> Fit:
-    """As `Resize(side)` and `CenterCrop` do; where the place is no square, the smaller side that covers it decides."""
+    """As `Resize(side)` and `CenterCrop` do; for a place that is not square, with the smallest size that covers it."""
     if size[0] * room[1] <= size[1] * room[0]:
         height, width = room[0], max(room[1], int(room[0] * size[1] / size[0]))
     else:
@@ -252,8 +255,8 @@ def _taken(pixels: Array, box: Box) -> Array:
 def _like_tensorflow(pixels: Array, box: Box, out: Array) -> None:
     """Bilinear from the centres of pixels, without antialiasing, as `tf.image.resize` does, rounded to the nearest.
 
-    OpenCV does the same, but weighs bytes in short integers, with which one value in eight is wrong by 1 or a little
-    more; wider values it weighs in floats. Where Intel's library comes with it, that one weighs bytes well enough.
+    OpenCV does the same, but weights bytes by short integers, with which one value in eight is wrong by 1 or a little
+    more; it weights wider values by floats. An OpenCV that comes with Intel's library is exact enough with bytes.
     """
     taken = _taken(pixels, box)
     if min(taken.shape[:2]) > 1 and _weighs_bytes_well():
@@ -269,7 +272,7 @@ def _in_floats(pixels: Array, out: Array) -> None:
 
 
 def _with_intel(pixels: Array, out: Array) -> None:
-    """OpenCV takes Intel's way only where it may differ from its own; a line of one pixel is always its own."""
+    """Resize with Intel's library, which OpenCV uses only if pixels may differ, and never for a side of one pixel."""
     library = cv2()
     is_allowed = library.ipp.useIPP_NotExact()
     library.ipp.setUseIPP_NotExact(True)
@@ -281,7 +284,7 @@ def _with_intel(pixels: Array, out: Array) -> None:
 
 @functools.cache
 def _weighs_bytes_well() -> bool:
-    """Whether this OpenCV has Intel's library, found by what comes out: one value in 400 differs, else one in ten."""
+    """Whether this OpenCV has Intel's library, found by a trial: one value in 400 differs then, else one in ten."""
     if not hasattr(cv2(), "ipp"):
         return False
     pixels = np.random.default_rng(0).integers(0, 256, (97, 89, 3), np.uint8)
@@ -326,9 +329,9 @@ def _with_pillow(name: str, rgba: str = "RGBA") -> Resampler:
 
 
 def takes_fourth_byte(rendition: Rendition) -> bool:
-    """Whether an RGB image may come to its resizing as Pillow keeps it, with a byte behind each pixel: a copy less.
+    """Whether an RGB image may be resized with a fourth byte behind each pixel, as Pillow stores it: it saves a copy.
 
-    Pillow takes such memory as it is since version 11.3.
+    Pillow takes such memory without a copy since version 11.3.
     """
     return rendition.library == "pillow" and rendition.resize != KEEP and hasattr(pillow(), "fromarrow")
 
@@ -343,10 +346,11 @@ _pillow_bilinear = _with_pillow("BILINEAR", rgba="RGBX")
 
 
 def _like_torch(pixels: Array, box: Box, out: Array) -> None:
-    """Bilinear with antialiasing, as torch resizes uint8 tensors: in both directions, with bytes between.
+    """Bilinear with antialiasing, as torch resizes uint8 tensors: rounded to bytes between the two directions.
 
-    Pillow does the same, but its weights are finer: where a sum is half way between two values, torch's may fall short
-    of it, by 1 in each direction. Taken from torch in the second direction, the difference stays within 1.
+    Pillow does the same with finer weights: where a sum is half way between two values, torch's may round down, which
+    makes a difference of 1 in each direction. With torch's weights in the second direction, the difference stays within
+    1.
     """
     across = pixels
     if pixels.shape[1] != out.shape[1]:
@@ -365,7 +369,7 @@ def _like_torch(pixels: Array, box: Box, out: Array) -> None:
 
 @functools.lru_cache(1024)
 def torch_weights(size: int, wanted: int) -> tuple[Array, Array, int]:
-    """The first row that each wanted one is made of, the weights as (nth of them, wanted row), and the bits of these.
+    """For each output row: its first input row, the weights as (nth input row, output row), and their fractional bits.
 
     Weights are 16-bit integers, with as many bits behind the point as the largest of them allows.
     """

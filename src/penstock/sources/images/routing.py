@@ -1,8 +1,8 @@
-"""Which JPEGs the engine of a GPU decodes: decided by the bytes of each alone, whatever it comes with.
+"""Which JPEGs the engine of a GPU decodes: the bytes of each decide, and not what else is in its batch.
 
-The engine takes what is plain: others, and what is damaged, go to libjpeg-turbo, which gives the reason, too. Damage
-inside of a scan is seen by reading all of its codes, which takes libjpeg-turbo 0.6 of the 1.5 ms of decoding it
-(measured, photos of 500 pixels): so the GPU does that (`kernels.CHECK`), before the engine gets the photo.
+The engine takes plain JPEGs. Others, and damaged ones, go to libjpeg-turbo, which also gives the reason. To see damage
+inside of a scan, all of its codes must be read. That takes libjpeg-turbo 0.6 of the 1.5 ms of decoding (measured,
+photos of 500 pixels), so the GPU does it (`kernels.CHECK`) before the engine gets the photo.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from penstock.sources.images.resizing import KEEP, Rendition, Size, simplejpeg
 
 MOST_PIXELS = 2 << 20
 MOST_SIDE = 4096
-"""Larger ones are decoded by loaders: these bound the memory of the GPU, and what a photo costs those beside it."""
+"""Loaders decode larger photos. The limits bound the memory of the GPU, and how long one photo delays the others."""
 
 _SAMPLINGS = ("444", "422", "420")
 _BASELINE, _START_OF_SCAN = 0xC0, 0xDA
 _MARKERS = frozenset([_BASELINE, 0xC4, _START_OF_SCAN, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE])
-"""What may stand before a scan, each with its length. Others may not mean the same to every reader of JPEGs."""
+"""The markers that may stand before a scan, each followed by a length. Decoders may disagree about any others."""
 _LAST_BYTES = 256
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 """Inside of a scan only restarts and escaped bytes follow 0xFF."""
 
 
 def goes_to_engine(data: bytes | memoryview, row_bytes: int, rendition: Rendition) -> bool:
-    """Whether the engine decodes an image that is to fill `row_bytes`: a fixed share of those that it takes."""
+    """Whether the engine decodes an image for a row of `row_bytes`: it gets a fixed share of those that it takes."""
     return (
         len(data) <= row_bytes
         and zlib.crc32(data[-_LAST_BYTES:]) < rendition.engine_share * 2**32
@@ -38,14 +38,15 @@ def goes_to_engine(data: bytes | memoryview, row_bytes: int, rendition: Renditio
 
 
 def may_have_engine(rendition: Rendition) -> bool:
-    """Whether the engine can mean the same as the loaders at all: it decodes in full only, and resizes by sums."""
+    """Whether the engine can give what loaders give: it decodes only at full size, and resizes only by sums."""
     return not rendition.fast_decode and rendition.resize != KEEP and rendition.interpolation not in NOT_AS_SUMS
 
 
 def has_same_pixels(rendition: Rendition) -> bool:
     """Whether the pixels of the engine are those of the loaders to the bit: sums in whole numbers have one answer.
 
-    OpenCV's are whole, too, but drop bits in a way of their own in the first and last rows of photos that grow.
+    OpenCV's sums are in whole numbers, too, but it drops bits in its own way in the first and last rows of enlarged
+    photos.
     """
     return rendition.library in ("pillow", "torchvision") and may_have_engine(rendition)
 
@@ -57,13 +58,13 @@ def _is_plain(data: bytes | memoryview, rendition: Rendition) -> bool:
     scan, size = found
     end = _MARKER.search(data, scan)
     if end is None or end.start() != len(data) - 2 or end.group() != b"\xff\xd9":
-        return False  # cut, damaged, several scans, or something behind it
+        return False  # it is cut or damaged, or has several scans, or bytes after its end
     try:
         height, width, space, sampling = simplejpeg().decode_jpeg_header(data)
     except ValueError:
         return False
     is_small = 0 < height * width <= MOST_PIXELS and max(height, width) <= MOST_SIDE
-    # Memory is taken by the size that is found here: who decodes it must have found the same one.
+    # Memory is taken for `size`, so the decoder must find the same size.
     return space == "YCbCr" and sampling in _SAMPLINGS and is_small and size == (height, width)
 
 

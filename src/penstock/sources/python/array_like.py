@@ -44,7 +44,7 @@ def is_nested(value: Any) -> bool:
 
 
 def given_as(data: Any) -> Nesting:
-    """How the arrays were given, without the arrays."""
+    """The structure in which the arrays were given, without the arrays."""
     is_any_ragged = any(is_ragged(value) for _, value in flat(data))
     return nesting_of(data, is_nested, lambda value: _leaf(value, is_any_ragged))
 
@@ -74,7 +74,7 @@ def from_series(name: str, series: Any) -> Column:
 
 
 def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
-    """A column of what was given. Rows of different lengths become lists.
+    """What was given as a column. Rows of different lengths become lists.
 
     Raises:
         InputError: It has no rows, or they cannot be put into one column.
@@ -104,7 +104,7 @@ def as_column(value: Any, what: str = "an array") -> Column | SparseColumn:
 
 
 def _are_objects(array: Array) -> bool:
-    """Whether the rows of an array are looked at one by one: objects, but not rows of text, which are a column."""
+    """Whether the rows of an array are read one by one: rows that are objects, but not rows of several texts."""
     if array.dtype != object or array.ndim < 2:
         return array.dtype == object and array.ndim == 1
     first = next((value for value in array.flat if value is not None), None)
@@ -149,7 +149,7 @@ def _by_arrow(rows: Sequence[Any], what: str) -> pa.Array:
 
 
 def stored(column: pa.Array) -> Column:
-    """The rows inside an extension type: arrays of several dimensions may have one from another library."""
+    """The column without its extension type, which other libraries give to arrays of several dimensions."""
     if not isinstance(column, pa.ExtensionArray) or isinstance(column.type, pa.FixedShapeTensorType):
         return column
     kind, storage = column.type, column.storage

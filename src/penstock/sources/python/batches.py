@@ -28,7 +28,7 @@ class StreamPiece:
     bad: Bad = field(default_factory=dict)
     is_positional: bool = False
     given: Nesting | None = None
-    """How its arrays were given, where it was a batch of them."""
+    """The structure of its arrays, if the piece was a batch of them."""
 
 
 def piece_of(batch: Any) -> StreamPiece:
@@ -124,7 +124,7 @@ class BatchTemplate:
         return made
 
     def fit(self, piece: StreamPiece) -> StreamPiece:
-        """The piece with columns like the first one's. Where one cannot be made so, all of its rows are bad."""
+        """The piece with columns like those of the first piece. If a column cannot be made so, all rows are bad."""
         columns: dict[str, Column] = {}
         bad = dict(piece.bad)
         for name, like in self._nothing.items():

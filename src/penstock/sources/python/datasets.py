@@ -31,7 +31,7 @@ class MapDataset(Source):
     """An object with `__len__` and `__getitem__`, as PyTorch's map-style datasets. It travels to loaders by pickling.
 
     An item is a dict, a tuple (columns `x0`, `x1`, …) or one value. An item that raises, or is unlike the first one,
-    is a row failure. Items are asked for by one thread at a time, as PyTorch does: few datasets expect more.
+    is a row failure. Only one thread at a time reads items, as in PyTorch: few datasets are made for several.
     """
 
     traits = SourceTraits(runs_python=True, may_have_targets=True)
@@ -99,7 +99,7 @@ class MapDataset(Source):
                     if len(items) == stop - start:
                         return items
                 except Exception:
-                    pass  # one by one, to see which it is
+                    pass  # items are read one by one, to see which one fails
             return [self._item(row) for row in range(start, stop)]
 
     def _item(self, row: int) -> Any:
@@ -142,7 +142,7 @@ class MapDataset(Source):
 
 
 class _Digest:
-    """A file that keeps nothing of what is written to it but a digest."""
+    """A file that keeps only a digest of what is written to it."""
 
     def __init__(self) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
@@ -180,7 +180,7 @@ class HuggingFaceRows(Source):
 
 
 def open_huggingface(dataset: Any) -> HuggingFaceRows | InMemory | MapDataset:
-    """The source behind a `datasets.Dataset`: on disk, in memory, or with a function of the user on its way out."""
+    """The source behind a `datasets.Dataset`: on disk, in memory, or with a user's function that makes its items."""
     if dataset.format["type"] == "custom":
         return MapDataset(dataset)
     if dataset.cache_files:
@@ -217,7 +217,7 @@ def open_object(data: Any) -> Source | None:
         return StreamedRows(pieces_of_batches(_blocks_of_ray(data)), "ray.data.Dataset")
     if hasattr(data, "element_spec") and hasattr(data, "as_numpy_iterator"):
         shapes, has_composites = _elements(data.element_spec)
-        # What is ragged or sparse has no array of numpy's.
+        # Ragged and sparse tensors cannot become numpy arrays.
         batches = iter(data) if has_composites else data.as_numpy_iterator()
         return StreamedRows(pieces_of_batches(batches), "tf.data.Dataset", varies=any(None in s[1:] for s in shapes))
     if isinstance(data, Rows) or _is_a(data, "torch", "IterableDataset"):
@@ -228,7 +228,7 @@ def open_object(data: Any) -> Source | None:
 
 
 def _blocks_of_ray(dataset: Any) -> Iterator[pa.Table]:
-    """The blocks of a dataset of Ray in order, which Ray keeps only where it is asked to."""
+    """The blocks of a dataset of Ray in order. Ray keeps the order only with `preserve_order`."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:
@@ -264,7 +264,7 @@ def _elements(spec: Any) -> tuple[list[tuple[Any, ...]], bool]:
 
 
 def _is_in_memory(data: Any) -> bool:
-    """Whether `sources.python.memory` takes or refuses an object."""
+    """Whether `sources.python.memory` handles an object, or refuses it with an error."""
     if isinstance(data, (str, bytes, list, tuple, Mapping, Set, type)):
         return True
     return is_array(data) or any(

@@ -87,11 +87,11 @@ class InMemory(Source):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether it is sent to other processes as it is: in shared memory it would be dense, and may be far larger."""
+        """Whether a column is sparse. Such a source is not put into shared memory, where it would be dense."""
         return any(isinstance(column, SparseColumn) for column in self._columns.values())
 
     def named(self, names: Sequence[str]) -> InMemory:
-        """The same columns; where they have no names, with those of the model's inputs, if there are as many."""
+        """The same columns. If they have no names, they get those of the model's inputs, if there are as many."""
         if not self.is_positional or len(names) != len(self._columns):
             return self
         return InMemory(dict(zip(names, self._columns.values(), strict=True)), is_positional=True)
@@ -122,7 +122,7 @@ def even_spans(total: int, rows_per_span: int) -> Iterator[Span]:
 
 
 def shared(source: Source) -> tuple[Source, SharedMemory | None]:
-    """The source with its arrays in shared memory, also where another source is around them."""
+    """The source with its arrays in shared memory, and that memory, if there are any; also inside another source."""
     if isinstance(source, InMemory) and not source.is_sparse:
         made = source.shared()
         return made, made
@@ -145,7 +145,7 @@ def _buffers(column: Column | SparseColumn) -> Iterator[Any]:
 
 
 class SharedMemory(Source):
-    """Columns in an anonymous file. Its descriptor is inherited; the kernel frees it with its last user."""
+    """Columns in an anonymous file. Other processes inherit its descriptor; the kernel frees it with its last user."""
 
     is_positional = False
     traits = SourceTraits()
@@ -199,8 +199,8 @@ class SharedMemory(Source):
 def open_memory(data: Any, names: Sequence[str] = ()) -> InMemory:
     """The source behind arrays, lists and dicts of them inside each other, pandas frames and Arrow tables.
 
-    What has no name is positional: it takes `names`, those of the model's inputs, in order, if there are as many. A
-    list of arrays is one for each input, as in `model.predict`, or else the rows of the only one.
+    Arrays without names are positional: they get `names`, those of the model's inputs, in order, if there are as many.
+    A list of arrays has one for each input, as in `model.predict`, or the rows of the only input.
 
     Raises:
         InputError: The object is none of these.

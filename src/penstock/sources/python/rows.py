@@ -54,7 +54,7 @@ class RowTemplate:
                 self._put(buffers, position, row)
             except BadRow as error:
                 bad[position] = "BadRow", str(error)
-            except (Exception, SystemExit) as error:  # what an object of the user says when it is asked for its values
+            except (Exception, SystemExit) as error:  # an object of the user may raise anything
                 bad[position] = type(error).__name__, one_line(error)
         return {name: cell.finish(buffers[name]) for name, cell in self._cells.items()}, bad
 
@@ -74,7 +74,7 @@ class RowTemplate:
 
 
 def values_of(row: Any) -> tuple[dict[str, Any], bool]:
-    """The values of a row by column, and whether the columns are known by their places only."""
+    """The values of a row by column, and whether columns have no names, only places."""
     if isinstance(row, Mapping):
         return {str(name): value for name, value in row.items()}, False
     values = row if isinstance(row, tuple) or (isinstance(row, list) and not _is_vector(row)) else (row,)
@@ -150,7 +150,7 @@ class _Numbers:
     def put(self, buffer: tuple[Array, list[int]], position: int, value: Any) -> None:
         values, missing = buffer
         if value is None and self.shape == ():
-            missing.append(position)  # what is done about it is said where it is fed
+            missing.append(position)  # `nulls` decides later what is fed in its place
             return
         array = np.asarray(value)
         if array.shape != self.shape:
@@ -160,7 +160,7 @@ class _Numbers:
         values[position] = array
 
     def _takes(self, value: Any, dtype: np.dtype[Any]) -> bool:
-        """Whether nothing is lost. A number of Python has no dtype of its own."""
+        """Whether a value can be stored without loss. A number of Python has no dtype of its own."""
         if isinstance(value, (int, float)) and not isinstance(value, np.generic):
             kinds = "f" if isinstance(value, float) else "b" if isinstance(value, bool) else "fiu"
             is_within = self.dtype.kind not in "iu" or np.iinfo(self.dtype).min <= value <= np.iinfo(self.dtype).max

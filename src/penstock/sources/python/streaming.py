@@ -1,7 +1,7 @@
 """Streams of rows: generators, iterators, `tf.data` and streamed Hugging Face datasets.
 
-They are pulled in the process of the caller. Each span is written to a file without a name, which loaders map, and
-which is freed when the result of the span is there: only spans that are under way take memory.
+The caller's process pulls them. It writes each span to a file without a name, which loaders map, and frees the file
+when the result of the span has arrived: only spans that are under way take memory.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _gathered(template: RowTemplate, rows: list[Any]) -> StreamPiece:
 class StreamedRows(Source):
     """A stream of rows, divided while it is pulled. A locator is (path, inode, layout, bad rows), plain JSON.
 
-    `divide` may be begun several times, and gives the same rows, as long as no division went beyond its second span;
-    a division that does is the run, and what it has passed is let go. A copy in another process can only `read`.
+    `divide` may be called several times for the same rows, until one division goes beyond its second span. That
+    division is the run, and drops the rows that it has passed. A copy in another process can only `read`.
     `fitted_to`, `without_first` and `with_batches` return another view of the same stream, which can be read once.
 
     Args:
@@ -110,7 +110,7 @@ class StreamedRows(Source):
         return self._view(_most_batches=most)
 
     def without_first(self, rows: int) -> StreamedRows:
-        """The stream without its first rows. They are dropped for good, as they come."""
+        """The stream without its first rows, which are pulled and dropped for good."""
         number, left = 0, rows
         while self._has(number) and self._stream.head[number].rows <= left:
             left -= self._stream.head[number].rows
@@ -119,7 +119,7 @@ class StreamedRows(Source):
         return self._view(_begin=(number, left), _skipped=rows)
 
     def holding(self, piece: StreamPiece) -> StreamedRows:
-        """Other rows in the place of these; their columns have to be like those of the first ones."""
+        """A source of other rows, those of `piece`. Its columns must be like those of the first rows."""
         stream = _Stream(iter([piece]), self._name)
         return self._view(_stream=stream, _template=self._like_first(), _begin=(0, 0), _skipped=0)
 
@@ -141,7 +141,7 @@ class StreamedRows(Source):
         """Every batch, unchanged, one by one. Batches are dropped as soon as they were yielded.
 
         Raises:
-            InputError: The stream raised; what came before it was given. Or the stream has been read already.
+            InputError: The stream raised an error, after the batches before it were yielded; or it was read before.
         """
         self._stream.check_unread()
         self._stream.is_under_way = True
@@ -154,7 +154,7 @@ class StreamedRows(Source):
         self._stream.check()
 
     def is_mixed(self) -> bool:
-        """Whether batches have rows of different shapes: by what the stream declares, or by its first two."""
+        """Whether batches have rows of different shapes, as the stream declares or its first two batches show."""
         if self._varies or not (self._has(0) and self._has(1)):
             return self._varies
         pieces = [self._stream.head[number] for number in (0, 1)]
@@ -171,7 +171,7 @@ class StreamedRows(Source):
         return self._like_first().given
 
     def fragments(self) -> Sequence[Fragment]:
-        """A fragment unlike any other: another stream of this name may give other rows."""
+        """A fragment with a unique name: another stream of the same kind may give other rows."""
         return [Fragment(f"stream:{self._name}:{self._stream.token}", 0, 0)]
 
     def schema(self) -> dict[str, TensorSpec]:
@@ -184,7 +184,7 @@ class StreamedRows(Source):
         """Spans of exactly `rows_per_span` rows, the last one shorter, pulled one by one.
 
         Raises:
-            InputError: The stream raised; what came before it was given. Or the stream has been read already.
+            InputError: The stream raised an error, after the rows before it were yielded; or it was read before.
         """
         self._stream.check_unread()
         return self._spans(rows_per_span)
@@ -288,7 +288,7 @@ class _Stream:
         return True
 
     def drop_before(self, number: int) -> None:
-        """Let go of the pieces before this one."""
+        """Drop the pieces before this one."""
         self.head = {each: piece for each, piece in self.head.items() if each >= number}
 
     def check(self) -> None:

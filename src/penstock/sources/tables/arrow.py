@@ -37,7 +37,7 @@ class ArrowFiles(RowGroupFiles):
             raise InputError("the file has no columns", received=path)
         if not is_url(path):
             refuse_bombs(path, os.path.getsize(path))
-        # Of compressed batches, one column is enough to count the rows.
+        # One column is enough to count the rows, and saves inflating the others.
         with pa.ipc.open_file(_open(path), options=pa.ipc.IpcReadOptions(included_fields=[0])) as file:
             return schema, [file.get_batch(number).num_rows for number in range(file.num_record_batches)]
 

@@ -1,4 +1,4 @@
-"""How large the record batches of an Arrow file are when they are inflated, from their headers: nothing is inflated.
+"""The inflated size of an Arrow file's record batches, from their headers: nothing is inflated.
 
 A few kilobytes of zstd can stand for gigabytes, and Arrow inflates a column at once, into memory that nothing limits.
 The headers are flatbuffers (`File.fbs`, `Message.fbs` of the format): a table has a list of where its fields lie.
@@ -17,7 +17,7 @@ from penstock.errors import InputError
 _MAGIC_BYTES = 6
 _BOMB_FLOOR = 1 << 30
 _BOMB_FACTOR = 200
-"""A batch that takes more than this, and this many times what it holds, is refused."""
+"""A batch is refused if it inflates to more than the floor, and to more than its size in the file times the factor."""
 _MOST_HEADER = 64 << 20
 _FOOTER_DICTIONARIES, _FOOTER_BATCHES = 2, 3
 _MESSAGE_KIND, _MESSAGE_HEADER = 1, 2
@@ -57,10 +57,10 @@ class _Table:
 
 
 def refuse_bombs(path: str, file_bytes: int) -> None:
-    """See that no record batch of a file takes far more memory than the file can hold.
+    """Refuse a file with a record batch that inflates to far more memory than the file can hold.
 
     Raises:
-        InputError: One does.
+        InputError: A batch does.
         ArrowInvalid: The headers are damaged.
         OSError: The file cannot be read.
     """
@@ -88,7 +88,7 @@ def refuse_bombs(path: str, file_bytes: int) -> None:
 
 
 def refuse_bombs_of_stream(path: str) -> None:
-    """The same, of a file in the stream format, which has no footer."""
+    """As `refuse_bombs`, for a file in the stream format, which has no footer."""
     with pa.memory_map(path) as file:
         try:
             while True:

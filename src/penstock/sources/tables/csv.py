@@ -162,7 +162,7 @@ class CsvFiles(TableLines):
         return first
 
     def _header_line(self, path: str) -> bytes:
-        """The header as it stands in the file, with its line break; nothing where that is not simple."""
+        """The header line as it stands in the file; empty if it is blank, has quotes or is very long."""
         line = read_bytes(path, 0, _HEADER_BYTES).partition(b"\n")[0] + b"\n"
         return line if line.strip() and b'"' not in line and len(line) < _HEADER_BYTES else b""
 
@@ -245,7 +245,7 @@ class CsvFiles(TableLines):
 
 
 def _describe(name: str, column: pa.Array) -> TensorSpec:
-    """As numbers where nearly all of the first values are: one word among them fails its row, not the whole file."""
+    """A column of text is float64 if nearly all of its first values are numbers: other text then fails only its row."""
     spec = describe(name, column)
     if not pa.types.is_string(column.type) and not pa.types.is_binary(column.type):
         return spec
@@ -255,7 +255,7 @@ def _describe(name: str, column: pa.Array) -> TensorSpec:
 
 
 def _first_lines(file: TextIO, taken: list[str]) -> Iterator[str]:
-    """The lines of a file, as many as a header may have; those that were asked for are in `taken`."""
+    """The lines of a file, up to the longest header; every line that was yielded is in `taken`, too."""
     left = _LONGEST_HEADER
     while left > 0 and (line := file.readline(left)):
         left -= len(line)
@@ -264,7 +264,7 @@ def _first_lines(file: TextIO, taken: list[str]) -> Iterator[str]:
 
 
 def _shown_difference(names: Sequence[str], others: Sequence[str]) -> str:
-    """Some names, from the first that differs on."""
+    """Some of the names, from the first one that differs."""
     first = next((place for place, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), None)
     first = min(len(names), len(others)) if first is None else first
     start = first if first > 8 else 0
@@ -273,7 +273,7 @@ def _shown_difference(names: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _looks_like_a_row(first: Sequence[str]) -> bool:
-    """Whether a first line holds numbers, as a header hardly does: fractions, or nothing but numbers.
+    """Whether a first line is no header but a row: it holds fractions, or nothing but numbers.
 
     0, 1, 2, … are the names that pandas gives.
     """

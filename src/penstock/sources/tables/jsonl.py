@@ -87,14 +87,14 @@ class JsonLines(TableLines):
 
 
 def _one_block(raw: bytes) -> pajson.ReadOptions:
-    """A line that crosses the edges of two blocks cannot be parsed."""
+    """Read everything as one block: a line that crosses the edge of a block cannot be parsed."""
     return pajson.ReadOptions(use_threads=False, block_size=max(1 << 20, len(raw) + 1))
 
 
 def _is_plain(raw: bytes) -> bool:
     """Whether Arrow's parser can be trusted with these lines.
 
-    It ends the process on a line `null` and on very deep nesting, and takes bytes that are not UTF-8 for text.
+    The parser crashes the process on a line `null` and on very deep nesting, and accepts text that is not UTF-8.
     """
     values = np.frombuffer(raw.removeprefix(BOM), np.uint8)
     starts = np.concatenate(([0], np.flatnonzero(values == ord("\n")) + 1))

@@ -1,4 +1,4 @@
-"""Text files with one record a line. They are scanned once for where records begin, then read in ranges of bytes."""
+"""Text files with one record a line. One scan finds where records begin; then ranges of bytes are read."""
 
 import itertools
 import re
@@ -20,15 +20,15 @@ _HEADER_BYTES = 64 << 10
 _LONGEST_FIELD = 16 << 20
 """A quoted field with line breaks that is longer was opened by a stray quote."""
 _LONGEST_RECORD = 64 << 20
-"""To parse a record takes 15 times its bytes."""
+"""Parsing a record takes 15 times its bytes in memory."""
 _LONGEST_REASON = 500
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
 _FEW_BYTES = 4 << 10
-"""Of a file that is shorter, the lines are counted one by one: arrays cost more than a few lines."""
+"""In a shorter file, lines are counted one by one: for a few lines, arrays cost more."""
 BOM = b"\xef\xbb\xbf"
 
 _COUNTED = re.compile(r"Row #\d+: ")
-"""Arrow counts rows from where it began to parse: a number that means nothing to people."""
+"""Arrow counts rows from where it began to parse: this number tells the user nothing."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ Run = tuple[int, int, int, int, int]
 
 
 class LineFiles(FileSource):
-    """Files of lines: all that a source of them needs, except columns and reading.
+    """Files of lines: all that a source of such files needs, except columns and reading.
 
     With a `delimiter`, a quoted field may hold line breaks, and a header may come first.
     """
@@ -142,7 +142,7 @@ class LineFiles(FileSource):
         raise fail_empty(self.paths)
 
     def head(self, path: str, size: int) -> bytes:
-        """The first records of a file, whole ones, about `size` bytes, without those whose quote is never closed."""
+        """The first whole records of a file, about `size` bytes, without records in which a quote is never closed."""
         with open_binary(path) as file:
             raw = file.read(size)
             is_whole = len(raw) < size
@@ -184,11 +184,11 @@ class LineFiles(FileSource):
     def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
         """For every piece of the file: where its records end (past the line break), and which are blank.
 
-        A piece begins with the record that the one before it did not end; of lines, only where that may be a blank one.
+        A piece begins with the unfinished record of the piece before; in plain lines, only if that may be a blank line.
         """
         offset = start = 0  # the places of the piece and of the open record in the file
         held, is_last = b"", False
-        wanted = min(_SCAN_BYTES, _HEADER_BYTES)  # of a small file, little memory is asked for
+        wanted = min(_SCAN_BYTES, _HEADER_BYTES)  # a small file needs little memory
         with open_binary(path) as file:
             while not is_last:
                 more = file.read(wanted)
@@ -230,7 +230,7 @@ class LineFiles(FileSource):
 
         Args:
             raw: Bytes that begin with a record.
-            is_last: Nothing comes after them, so that what is open now stays open.
+            is_last: Nothing comes after them, so a quote that is open at the end is never closed.
         """
         values = np.frombuffer(raw, np.uint8)
         ends = (values == _NEWLINE).nonzero()[0]
@@ -247,7 +247,7 @@ class _Quotes:
 
     A quote that closes a field stands before a delimiter, the end of a line or another quote. A field with line breaks
     that closes elsewhere, or not at all, or after 16 MB was opened by mistake: only the line with that quote is
-    damaged, and the lines after it are records again. (Within a line, `"a"b` is read as it always was.)
+    damaged, and the lines after it are records again. (A field without line breaks, such as `"a"b`, is no damage.)
     """
 
     values: Array
@@ -267,7 +267,7 @@ class _Quotes:
         return self._divide_in_turn(may_open, previous)
 
     def _are_damaged(self, opening: Array, closing: Array) -> Array:
-        """Which fields are opened by mistake; the last one may be open still."""
+        """Which fields are opened by mistake; the last field may not be closed yet."""
         size = len(self.values)
         is_open = len(opening) > len(closing)
         stops = np.append(closing, size) if is_open else closing
@@ -279,7 +279,7 @@ class _Quotes:
         return damaged
 
     def _divide_in_turn(self, may_open: Array, previous: Array) -> tuple[Array, list[int]]:
-        """The same quote by quote, without quotes in the middle of an unquoted field: 5" pipe."""
+        """As `divide`, quote by quote, and without quotes in the middle of an unquoted field: 5" pipe."""
         places = self.places
         stops = np.append(places[1:], len(self.values))
         is_damaged = self._are_damaged(places, places[1:]).tolist()
@@ -336,7 +336,7 @@ class TableLines(LineFiles):
         return self._ranges_of_few(raw, room, rows_per_span)
 
     def _ranges_of_few(self, raw: bytes, room: int, rows_per_span: int) -> Iterator[tuple[int, int, int]]:
-        """As `_ranges`, of a file that is short and has no quotes."""
+        """As `_ranges`, for a short file without quotes."""
         first = end = rows = 0
         must_skip_header = self.has_header
         for line in raw.split(b"\n"):
@@ -363,7 +363,7 @@ class TableLines(LineFiles):
         except pa.ArrowInvalid:
             table = None
         if table is None or table.num_rows != span.rows:
-            # Slow: a broken record must fail alone.
+            # The slow way, in which only broken records fail.
             records = [record for excerpt in excerpts for record in self.records(excerpt)]
             nothing = pa.table({name: pa.nulls(1, self._types[name]) for name in columns})
             table, reasons = parse_surviving(records, lambda some: self._parse_records(some, columns), nothing)
@@ -398,7 +398,7 @@ def _mixed_up(received: str) -> InputError:
 def parse_surviving(
     records: Sequence[Any], parse: Callable[[Sequence[Any]], pa.Table], nothing: pa.Table
 ) -> tuple[pa.Table, dict[int, str]]:
-    """Parse records that may be broken: halves until the broken ones are found, each replaced by `nothing`.
+    """Parse records, and replace broken ones by `nothing`: halves are parsed until every broken record is found.
 
     Returns:
         A table with one row for each record, and position to reason for the broken ones.

@@ -39,14 +39,14 @@ _MOST_DEFLATED = 1032
 _LARGEST_ROW = 2 << 30
 _MOST_EMPTY_ROWS = 1 << 24
 _VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
-"""Of the format, with the bytes in which each has the length of a header."""
+"""The versions of the format, and the number of bytes in which each stores the length of the header."""
 _USUAL = re.compile(
     rb"\{'descr': '([<>|=]?[biufcSU]\d+)', 'fortran_order': (True|False), "
     rb"'shape': \(((?:\d+,(?: \d+(?:, \d+)*)?)?)\), \} *\n"
 )
 """A header as numpy writes it."""
 _PARSING = threading.Lock()
-"""CPython counts the depth of what it parses for all threads together, and fails where two of them are at it."""
+"""CPython's parser counts nesting for all threads together, and fails if two threads parse at once."""
 _BROKEN = (
     ValueError,
     EOFError,
@@ -209,12 +209,12 @@ class ArrayFiles(FileSource):
 
 @dataclass(frozen=True)
 class _Member:
-    """One array of a file: its shape and dtype, and where its bytes lie, or those that they are inflated from.
+    """One array of a file: its shape and dtype, and where its bytes, plain or compressed, lie.
 
     Args:
         start: Where the member begins in the file.
-        header_bytes: How much of it, inflated, comes before the first row.
-        info: What the zip file says of it; None where it is no member of one.
+        header_bytes: How many bytes, inflated, come before the first row.
+        info: Its entry in the zip file; None if the file is no zip file.
     """
 
     path: str
@@ -240,7 +240,7 @@ class _Member:
         return self.header_bytes + self.shape[0] * self.row_bytes
 
     def place_of(self, start: int, rows: int) -> tuple[int, int]:
-        """Where a run of rows lies in the file: first byte and number of bytes. The first run has the header."""
+        """Where a run of rows lies in the file: first byte and number of bytes. Row 0 includes the header."""
         first = self.start + self.header_bytes + start * self.row_bytes
         return (first, rows * self.row_bytes) if start else (0, first + rows * self.row_bytes)
 
@@ -274,7 +274,7 @@ class _Member:
         Raises:
             InputError: The rows do not fit into the file, or a single one is too large to be held.
         """
-        np.empty((0, *self.shape[1:]), self.dtype)  # numpy knows how many dimensions there may be, and how large
+        np.empty((0, *self.shape[1:]), self.dtype)  # numpy raises for too many dimensions, or too large ones
         if self.info is not None:
             nbytes = self.info.file_size
             if self.is_stored and nbytes != self.info.compress_size:
@@ -354,9 +354,9 @@ def _header(file: IO[bytes], path: str) -> tuple[tuple[int, ...], np.dtype[np.ge
 
 @lru_cache(256)
 def _parse(version: tuple[int, int], raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    """Shape, order and dtype of a header: every span opens its file again, but what is the same is parsed once.
+    """Shape, order and dtype of a header. They are cached, because every span opens its file again.
 
-    One as numpy writes it is taken apart here: numpy parses it as Python, which other threads disturb.
+    A header in numpy's usual form is read by `_USUAL`: numpy parses it as Python, which fails beside other threads.
     """
     try:
         if usual := _USUAL.fullmatch(raw, _VERSIONS[version]):
@@ -364,7 +364,7 @@ def _parse(version: tuple[int, int], raw: bytes) -> tuple[tuple[int, ...], bool,
             return tuple(int(side) for side in sides.split(",") if side), order == "True", np.dtype(descr)
         reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         with _PARSING, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python 2 wrote it
+            warnings.simplefilter("ignore")  # numpy warns of headers that Python 2 wrote
             shape, fortran_order, dtype = reader(io.BytesIO(raw))
     except Exception as error:  # a header is a Python expression, and may be wrong in any way
         raise ValueError(one_line(error)) from None

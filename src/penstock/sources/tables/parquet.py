@@ -38,7 +38,7 @@ class ParquetFiles(RowGroupFiles):
         """The column chunks of whole row groups, also of those that are cut into spans."""
         for file, number, _, _ in span.locator:
             known = listed(self.paths, file)
-            if is_url(known.path):  # where its columns lie would be one more request
+            if is_url(known.path):  # finding its columns would take one more request
                 yield Extent(known, 0, known.size)
                 continue
             try:
@@ -60,10 +60,10 @@ class ParquetFiles(RowGroupFiles):
         return batches
 
     def _open_again(self, file: int) -> pq.ParquetFile:
-        """A file that was scanned. Its footer is kept.
+        """Open a file that was scanned before. Its footer is kept.
 
-        To parse it again for every row group would take time and memory by the square of their number (measured: 2.4 GB
-        and 36 s for 1,000 groups of 8 columns, 90 MB and 2 s with it); of a URL it would be one more request for each.
+        Parsing the footer again for every row group would take time and memory by the square of their number (measured:
+        2.4 GB and 36 s for 1,000 groups of 8 columns, 90 MB and 2 s with it); for a URL, each would cost a request.
         """
         path = self.paths[file]
         footer = self._footers.get(file)
@@ -80,7 +80,7 @@ class ParquetFiles(RowGroupFiles):
             self._footers.pop(next(iter(self._footers)), None)
 
     def _read_rows(self, columns: Sequence[str]) -> int:
-        if self._schema is None:  # it is being learnt, from a few rows
+        if self._schema is None:  # the schema is not known yet: a few rows are enough to learn it
             return _SAMPLE_ROWS
         row_bytes = sum(self._schema[name].row_bytes for name in columns)
         return 1 << max(6, min(16, (READ_BYTES // max(1, row_bytes)).bit_length() - 1))
@@ -126,7 +126,7 @@ def _open(path: str, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
 
 
 def _open_remote(file: BinaryIO, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """With neighbouring columns in one request (measured: 100 columns in 2 requests instead of 101)."""
+    """Open a file so that neighbouring columns come in one request (measured: 100 columns in 2 requests, not 101)."""
     return pq.ParquetFile(file, metadata=footer, pre_buffer=True)
 
 

@@ -25,7 +25,7 @@ class TextLines(LineFiles):
         return {TEXT_COLUMN: TensorSpec(TEXT_COLUMN, STRING, ())}
 
     def _scan(self, path: str) -> Iterator[tuple[Array, Array]]:
-        """Keeps blank lines: each line is a row."""
+        """As in `LineFiles`, but no line counts as blank: each line is a row."""
         for ends, _ in super()._scan(path):
             yield ends, np.zeros(len(ends), bool)
 
@@ -64,7 +64,7 @@ class _Piece:
     length: int = 0
 
     def parse(self) -> tuple[pa.Array, dict[int, tuple[int, str]]]:
-        """The lines, null where they are bad; and position to byte offset and reason for those."""
+        """The lines, null where they are bad; and for the position of each bad line its byte offset and the reason."""
         if self.raw is None:
             return pa.nulls(1, pa.large_string()), {0: (self.offset, _too_long(self.length))}
         lines = _to_arrow(self.raw.removeprefix(BOM) if self.offset == 0 else self.raw)
@@ -72,7 +72,7 @@ class _Piece:
             try:
                 return lines.cast(pa.large_string()), {}
             except pa.ArrowInvalid:
-                pass  # a line is not UTF-8: the slow road finds it
+                pass  # a line is not UTF-8: the slow way finds it
         return self._parse_by_line(lines)
 
     def _parse_by_line(self, lines: pa.Array) -> tuple[pa.Array, dict[int, tuple[int, str]]]:

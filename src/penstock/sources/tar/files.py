@@ -29,7 +29,7 @@ from penstock.sources.images.resizing import Rendition
 from penstock.sources.tar.members import CUT, Damage, Member, NotATar, walk
 
 BLOCK_BYTES = 8 << 20
-"""About as much is read before the rows go on."""
+"""A block is passed on when it has about this many bytes."""
 
 MOST_COLUMNS = 100
 _TEXTS = frozenset({"txt", "text", "cls", "cls2", "index", "json", "csv", "caption", "transcript", "html", "xml"})
@@ -67,7 +67,7 @@ class TarFiles(FileSource):
     Images of a compound extension (`left.jpg`), and a second one of a sample, are image columns under that name.
     Text (`txt`, `cls`, `json` and such) is text, all else bytes; what a sample lacks is null. Members without an
     extension, hidden ones and folders are passed over. Links and devices are never followed: their row fails.
-    So does one row for every place at which an archive is cut or damaged, with the number of bytes that were lost.
+    Each place at which an archive is cut or damaged is one failed row, with the number of bytes that were lost.
     """
 
     keeps = ("path",)
@@ -180,7 +180,7 @@ def _index(path: str) -> _Index:
             columns |= dict.fromkeys(sample.members)
     if starts and not columns:
         raise InputError("nothing in the archive can be read", received=path)
-    # One more than the length: what an archive lacks at its end is a sample there.
+    # One more than the length: if the end of an archive is missing, that is a sample at `length`.
     return _Index(np.array(starts, np.int64), length + 1, tuple(columns))
 
 
@@ -270,7 +270,7 @@ class _BlockBuilder:
         self.rows += 1
 
     def take(self) -> Block:
-        """What was gathered; the next row begins another block."""
+        """The gathered rows as a block; the next row begins another one."""
         made: dict[str, SourceColumn] = {}
         for name, values in self._values.items():
             if self._columns[name].encoding is not None:

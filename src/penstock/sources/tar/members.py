@@ -63,8 +63,8 @@ class NotATar(ValueError):
 def walk(file: BinaryIO, length: int, start: int = 0, stop: int | None = None) -> Iterator[Member | Damage]:
     """Members that begin in `start` to `stop`, without folders, and the damage between them.
 
-    After a broken header the next one that is whole is looked for. Blocks of zeros end an archive; whatever follows
-    them is read too, as archives may be joined. An archive without them was cut, or never finished: that is damage at
+    After a broken header, the search goes on to the next whole one. Blocks of zeros end an archive; whatever follows
+    them is read, too, as archives may be joined. An archive without them was cut, or never finished: that is damage at
     the place `length`, and part of the walk where `stop` is larger.
 
     Raises:

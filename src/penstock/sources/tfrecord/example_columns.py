@@ -28,7 +28,7 @@ class _Cells:
 
 
 def columns_of(window: Window, found: FoundFeatures, specs: Sequence[FeatureSpec]) -> tuple[dict[str, Column], Reasons]:
-    """The columns of Examples, and the rows whose features are not what the columns are, with the first reason."""
+    """The columns of Examples, and the rows with a feature that does not fit its column, with the first reason."""
     columns: dict[str, Column] = {}
     reasons: Reasons = {}
     columns.update(_whole_numbers(window, found, specs))
@@ -41,7 +41,7 @@ def columns_of(window: Window, found: FoundFeatures, specs: Sequence[FeatureSpec
 
 
 def _whole_numbers(window: Window, found: FoundFeatures, specs: Sequence[FeatureSpec]) -> dict[str, Column]:
-    """All features of one int64 at once, where each record has just one value for each: tables have many of these."""
+    """All columns of single int64 values at once, if every record has one value for each: tables have many of them."""
     numbers = [n for n, spec in enumerate(specs) if (spec.kind, spec.dtype, spec.shape) == (INT64, "int64", ())]
     if not numbers or not (found.kinds[numbers] == INT64).all():
         return {}

@@ -52,7 +52,7 @@ class FeatureSpec:
 
     @property
     def per_feature(self) -> int:
-        """The values of one feature; where they vary, what their number is a multiple of."""
+        """How many values one feature has; if that varies, the number that it is a multiple of."""
         return math.prod(length for length in self.inner if length is not None)
 
     def tensor_spec(self) -> TensorSpec:
@@ -126,7 +126,7 @@ def _inferred(sample: Sequence[Message]) -> Iterable[FeatureSpec]:
             lists.setdefault(key, []).extend(some)
     names = set()
     for is_list, by_key in ((False, features), (True, lists)):
-        # By name: in what order a writer puts the entries of a map is chance.
+        # Sorted by name: writers put the entries of a map in any order.
         for key in sorted(by_key):
             spec = _infer(key, by_key[key], is_list)
             if spec is not None and spec.name not in names:
@@ -135,7 +135,7 @@ def _inferred(sample: Sequence[Message]) -> Iterable[FeatureSpec]:
 
 
 def _infer(key: bytes, features: Sequence[FeatureValues], is_list: bool) -> FeatureSpec | None:
-    """A feature from its appearances; None where it has never a value, or a name that is no text."""
+    """The spec of a feature from its values in the sample; None if it never has one, or its name is not UTF-8."""
     kinds = [feature.kind for feature in features if feature.kind]
     try:
         name = key.decode()
@@ -186,9 +186,9 @@ def _not_there(name: str, names: list[str]) -> InputError:
 
 
 def raw_for_input(shown: FeatureSpec, sample: Sequence[Message], wanted: TensorSpec) -> FeatureSpec | None:
-    """A bytes feature as the numbers that a model's input of the same name takes, where every value has their size.
+    """A bytes feature as the numbers that a model's input of the same name takes, if every value has the right size.
 
-    Bytes of that number are taken for uint8, whatever the input's dtype: that is how pictures are stored raw.
+    As many bytes as numbers are taken for uint8, whatever the input's dtype: raw pictures are stored in this way.
     """
     if shown.kind != BYTES or shown.dtype != STRING or shown.shape != () or not wanted.shape or None in wanted.shape:
         return None

@@ -21,16 +21,19 @@ from penstock.sources.tfrecord.examples import BadExample, WantedFeatures, rewri
 from penstock.sources.tfrecord.framing import PAD, Frames
 
 EXAMPLE = "example"
-"""The column of whole records, as they are: what a model takes that parses examples itself."""
+"""The column of whole records, unchanged, for a model that parses Examples itself."""
 
 _MOST_CELLS = 1 << 20
 _PATIENCE = 16
-"""Blocks that are read with a pattern that fits badly before another one is learnt."""
+"""How many blocks may fit a pattern badly before another pattern is learnt."""
 
 
 class ExampleReader:
-    """Reads some features of records. It learns what records look like from the first it sees, and again where others
-    look different; that only decides the speed, so threads may share it."""
+    """Reads some features of records.
+
+    It learns a pattern from the first record, and another one when records look different. The pattern only decides the
+    speed, so threads may share a reader.
+    """
 
     def __init__(self, specs: Sequence[FeatureSpec], is_sequence: bool) -> None:
         self._features = [spec for spec in specs if not spec.is_list]
@@ -91,7 +94,7 @@ class ExampleReader:
     def _mended(
         self, raw: bytes, starts: Array, stops: Array, odd: Array, reasons: dict[int, str]
     ) -> tuple[Window, Array, Array]:
-        """The same records, those in an odd layout rewritten; one that is no message is empty, and fails."""
+        """The same records, those in an odd layout rewritten; a record that is no message becomes empty, and fails."""
         pieces, end = [raw], len(raw)
         starts, stops = starts.copy(), stops.copy()
         for row in np.flatnonzero(odd).tolist():

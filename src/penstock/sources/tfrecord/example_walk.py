@@ -1,9 +1,9 @@
 """Finds the features of many records at once.
 
 The wire format says where a field ends only at its beginning, so a record must be walked; but records of one file look
-alike, and one step of the walk is taken by all records together. Each step first tries what the first record has
-at this place (same key, same widths), which a comparison of two or three words settles; records that differ are
-read in general, all steps of them together. Records in an odd layout are named; `examples.rewrite` mends them.
+alike, and one step of the walk is taken by all records together. Each step first tries what the first record has at
+this place (same key, same widths), which a comparison of two or three words settles; the steps of records that differ
+are then read in the general way, all together. Records in an odd layout are named; `examples.rewrite` mends them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KIND_OF_TAG = np.zeros(256, np.int8)
 _KIND_OF_TAG[[0x0A, 0x12, 0x1A]] = (BYTES, FLOAT, INT64)
 
 _MOST_STEPS = 256
-"""So many steps are taken by all records together; the few that have more fields than that are walked alone."""
+"""Up to this many steps are taken by all records together; the few records with more fields are then walked alone."""
 _FEW = 16
 
 _U = np.uint64
@@ -40,7 +40,7 @@ class Window:
         self.words = np.ndarray((len(raw) - 7,), "<u8", raw, 0, (1,))
 
     def lengths(self, at: Array) -> tuple[Array, Array]:
-        """The varints at these places, and where they end. One that is too long to be a length is enormous."""
+        """The varints at these places, and where they end. One that is too long to be a length becomes 2**40."""
         first = self.bytes[at].astype(np.int64)
         if not len(at) or int(first.max()) < 0x80:
             return first, at + 1
@@ -201,7 +201,7 @@ class Lists:
     starts: Array
     ends: Array
     present: Array
-    """(names, records): whether the list is there at all."""
+    """Whether a record has a list at all; the axes are names and records."""
 
 
 @dataclass
@@ -226,7 +226,7 @@ def walk(
 
 
 def _only_field(window: Window, starts: Array, stops: Array, found: FoundFeatures) -> tuple[Array, Array]:
-    """The features of each record: field 1, and nothing else. An empty record has none."""
+    """Where the features of each record lie: in field 1, which must be its only field. An empty record has none."""
     lengths, begins = window.lengths(starts + 1)
     fits = (window.bytes[starts] == _ENTRY) & (begins + lengths == stops)
     found.odd |= ~fits & (stops > starts)
@@ -442,7 +442,7 @@ def _walk_alone(raw: bytes, at: int, limit: int, record: int, odd: Array) -> _En
 
 
 def values_of_lists(window: Window, inner: Array, ends: Array) -> tuple[Array, Array, Array]:
-    """The values of bytes_lists, in order: which list, where they begin and end. That lists are whole is known."""
+    """The values of bytes_lists, in order: which list, where they begin and end. The lists must be whole."""
     values = _repeated(window, _Entries(np.arange(len(inner)), inner, ends), np.zeros(len(inner), np.bool_))
     return values.record, values.starts, values.ends
 

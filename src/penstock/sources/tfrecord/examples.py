@@ -1,7 +1,7 @@
 """Parser of `tf.train.Example` and `tf.train.SequenceExample`, one record at a time, for all of the wire format.
 
-It is slow. It is used for the first records of a file, from which the columns are learnt, and for records that are
-laid out oddly, which `rewrite` puts into the one layout that `example_walk` reads in bulk.
+It is slow. It is used for the first records of a file, from which the columns are learnt, and for records in an odd
+layout, which `rewrite` puts into the one layout that `example_walk` reads in bulk.
 """
 
 import re
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(frozen=True)
 class WantedFeatures:
-    """The features and feature lists to read; None for all. Of the others, only the ends are read."""
+    """The features and feature lists to read; None for all. For the others, only their ends are found."""
 
     features: Container[bytes] | None = None
     lists: Container[bytes] | None = None
@@ -59,7 +59,7 @@ def parse(raw: bytes, is_sequence: bool, wanted: WantedFeatures = EVERYTHING) ->
     """A record as a message.
 
     Raises:
-        BadExample: It is none.
+        BadExample: The record is no such message.
     """
     message = Message()
     for number, wire, value in _fields(raw):
@@ -117,7 +117,7 @@ def _varint(raw: bytes, offset: int) -> tuple[int, int]:
 
 
 def _entries(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The keys of a map and the messages behind them. A message that is given in pieces is joined: that is merging."""
+    """The keys of a map and the messages behind them. Joining the pieces of a message merges them."""
     for number, wire, entry in _fields(raw):
         if number != 1 or wire != _LENGTH:
             continue

@@ -80,7 +80,7 @@ class TFRecordFiles(FileSource):
         return with_changes(self, _specs=specs | fitted) if fitted else self
 
     def divide(self, rows_per_span: int, most_rows: int | None = None) -> Iterator[Span]:
-        """A span is a few runs; files join without a gap, but a compressed one, which is read in sequence."""
+        """A span is a few runs, also of several files. A compressed file, read in sequence, has its own spans."""
         self._features()
         span = SpanCutter()
         for file in range(len(self.paths)):
@@ -116,7 +116,7 @@ class TFRecordFiles(FileSource):
         """The scan of a file, which must have a record somewhere.
 
         Raises:
-            InputError: There is not one right length in it: it is something else.
+            InputError: No length in it has a right checksum: it is a file of another format.
         """
         path = self.paths[file]
         with closing(open_tape(path, self._compressions[file])) as tape:
@@ -174,7 +174,7 @@ class TFRecordFiles(FileSource):
 
     @contextmanager
     def _opened(self, file: int, first: int, end: int) -> Iterator[Fetch]:
-        """The bytes of a file between two places, asked for from front to back."""
+        """A function that fetches the bytes of a file between two places, from front to back."""
         path, compression = self.paths[file], self._compressions[file]
         if compression == PLAIN:
             with closing(_open_plain(path)) as tape:
@@ -184,7 +184,7 @@ class TFRecordFiles(FileSource):
             pieces = stream.read(end - first)
             yield _Inflating(first, (piece["bytes"].tobytes() for piece in pieces)).fetch
             for _ in pieces:
-                pass  # a gap at the end was not asked for, but the next span begins behind it
+                pass  # a gap at the end was not fetched, and the next span begins behind it
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_sample": []}

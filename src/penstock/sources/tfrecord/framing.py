@@ -1,7 +1,7 @@
 """The frame of TFRecord files: length, checksum of the length, data, checksum of the data.
 
-A file is scanned once, from record to record; the data is checked when it is read. Where a length is broken the chain
-is lost: the scan looks for the next place that can be a length, and all that lies between is one failed row.
+A file is scanned once, from record to record; the data is checked when it is read. Where a length is broken, the chain
+of records is lost: the scan looks for the next place that can be a length, and all bytes before it are one failed row.
 """
 
 import struct
@@ -17,27 +17,27 @@ from penstock.sources.files.tapes import PIECE_BYTES, PLAIN, Tape, changed, comp
 HEADER_BYTES, FOOTER_BYTES = 12, 4
 FRAME_BYTES = HEADER_BYTES + FOOTER_BYTES
 PAD = bytes(64)
-"""After the bytes of every frame, so that words can be read at any place in it."""
+"""These bytes follow those of every frame, so that words can be read at any place in it."""
 
 _KNOWN_LENGTHS = 1 << 14
 _STRIDE_TRIAL = 8
-"""After so many records of one length it is worth comparing the headers of many at once."""
+"""After this many records of one length, it is worth comparing the headers of many at once."""
 _LARGEST = 1 << 40
 MOST_RECORD = 512 << 20
-"""A longer record is not read: memory has to hold it. It fails."""
+"""A longer record fails and is not read, because memory would have to hold it."""
 _MOST_LOST = MOST_RECORD
-"""So far a record is looked for behind a broken one: no record that is read is longer."""
+"""How far behind a broken record the next one is searched for: no record that is read is longer."""
 MOST_BEFORE = 64 << 20
-"""So far the first record of a file is looked for: a compressed file of nothing may inflate to any length."""
+"""How far the first record of a file is searched for: a compressed file without records may inflate to any length."""
 _MOST_RECORDS = 4096
-"""Records that are read at once: what is known of each must not outgrow small records themselves."""
+"""The most records that are read at once: what is noted of each must not take more memory than small records."""
 _SMALL_PIECE = 64 << 10
 _POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 
 def masked_crc(data: bytes) -> int:
-    """The CRC32C as it stands in a TFRecord file: turned, and with a constant added."""
+    """The CRC32C as it stands in a TFRecord file: rotated, and with a constant added."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
@@ -66,7 +66,7 @@ _WORD_TABLES = _word_tables()
 
 
 def masked_crcs_of_words(raw: Array, at: Array) -> Array:
-    """The checksums of the 8 bytes of `raw` at each of these positions, all at once: a million calls would be slow."""
+    """The checksums of the 8 bytes of `raw` at each position, computed together: a million calls would be slow."""
     crcs = np.full(len(at), 0xFFFFFFFF, np.uint32)
     for position, table in enumerate(_WORD_TABLES):
         values = raw[at + position]
@@ -85,7 +85,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A run of rows, each from the end of the one before it: records, of which some are gaps."""
+    """A run of rows, records and gaps, each of which begins where the one before it ends."""
 
     ends: Array
     gaps: tuple[Gap, ...] = ()
@@ -113,7 +113,7 @@ class Frames:
 
 
 def how_compressed(path: str) -> str:
-    """By content: a plain TFRecord begins with a length that has a right checksum, whatever else it looks like."""
+    """How a file is compressed, by its content: a plain TFRecord begins with a length that has a right checksum."""
     head = head_of(path, HEADER_BYTES)
     return PLAIN if length_of(head) is not None else compression_of(head)
 
@@ -241,7 +241,7 @@ class Scan:
         record = "a record" if length is None else f"a record of {length} bytes"
         problem = self._tape.problem or "the file is cut"
         reason = f"{problem}: {record} at byte {start} is not whole, {end_of_data - start} bytes of it are there"
-        # What lies before damage need not come out the same twice: it is never asked for again.
+        # Bytes just before damage may inflate in another way the next time, so they are never read again.
         end = start if self._tape.problem is not None else end_of_data
         self._raw, self._tape.problem = b"", None
         return Stretch(np.array([end], np.int64), (Gap(start, end, reason),))
@@ -304,7 +304,7 @@ def frames_of(fetch: Fetch, first: int, end: int, gaps: Sequence[Gap], path: str
             yield _broken(gap)
             continue
         left = (waiting[0].start if waiting else end) - offset
-        # A little more than is looked at: it saves adding the pad, which would copy everything once more.
+        # A little more than is needed: the extra bytes serve as the pad, which would cost another copy of everything.
         raw = fetch(offset, min(wanted, left) + len(PAD))
         ends = hopper.hop(raw, min(len(raw), left), _MOST_RECORDS)
         if ends:
