@@ -1,7 +1,7 @@
 """`numpy_input_fn` and `pandas_input_fn`: input functions over data in memory.
 
-The function that they return gives tensors, as the original did: old code takes them apart. It has `as_dataset`, which
-the doorway uses where batches are dealt out to several devices.
+The function that they return gives tensors, as the original did, because old code takes them apart. Its method
+`as_dataset` is used where batches go to several devices in turn.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class MemoryInput:
         """Batches of (features, labels), or of features. Batches cross epochs, and only the last one may be short."""
         made = self._make_rows()
         arrays = [_as_array(column) for column in tf.nest.flatten(made)]
-        # The graph holds the numbers of the rows only. The rows themselves would be in every file that holds the graph.
+        # The graph holds only the numbers of the rows: otherwise the rows would be in every file with the graph.
         rows = tf.data.Dataset.range(len(arrays[0]))
         if self._shuffle_rows:
             rows = rows.shuffle(self._shuffle_rows)
@@ -39,7 +39,7 @@ class MemoryInput:
         return batches.map(lambda numbers: tf.nest.pack_sequence_as(made, _taken(arrays, numbers))).prefetch(1)
 
     def __call__(self) -> Any:
-        # It starts by itself when the first batch is asked for: old code runs the tensors in a plain session.
+        # This iterator starts by itself with the first batch: old code runs the tensors in a plain session.
         return tf.compat.v1.data.make_one_shot_iterator(self.as_dataset()).get_next()
 
 
@@ -125,7 +125,7 @@ def pandas_input_fn(
 
 
 def _as_array(column: Any) -> Array:
-    """A column as an array; a value that is no array is converted as TensorFlow converts it."""
+    """A column as an array. A value that is no array is converted as TensorFlow would convert it."""
     if isinstance(column, np.ndarray):
         return column
     made: Array = tf.make_ndarray(tf.make_tensor_proto(column))
@@ -133,7 +133,7 @@ def _as_array(column: Any) -> Array:
 
 
 def _taken(arrays: list[Array], numbers: Any) -> list[Any]:
-    """The rows of these numbers, as tensors that know their shapes."""
+    """The rows of these numbers, as tensors with known shapes."""
     kinds = [tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype) for array in arrays]
     taken = tf.numpy_function(lambda these: [array[these] for array in arrays], [numbers], kinds)
     for tensor, array in zip(taken, arrays, strict=True):
@@ -142,7 +142,7 @@ def _taken(arrays: list[Array], numbers: Any) -> list[Any]:
 
 
 def _column(series: Any) -> Array:
-    """The values of a column; text in whatever way pandas holds it becomes Python's."""
+    """The values of a column. Text becomes Python objects, whatever type pandas has for it."""
     values = series.to_numpy()
     return np.asarray(values, dtype=object) if values.dtype.kind in "OUST" else values
 
