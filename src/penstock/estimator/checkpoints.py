@@ -47,7 +47,7 @@ def check_initial_values(scaffold: Any, model_dir: str) -> None:
     place.
 
     Raises:
-        NoCheckpoint: Some variables would be random numbers.
+        NoCheckpoint: Some would be random numbers.
     """
     values = initial_values(scaffold)
     if values.random:

@@ -177,11 +177,11 @@ class ElementReplica:
         return {ANSWERS: pack_to_row(self.predict_bundle(places[0]))}
 
     def predict_bundle(self, location: bytes) -> tuple[list[Any], str]:
-        """The predictions of the elements, and the reason why the rest has none; empty if all elements have one."""
+        """The predictions of the elements, and the reason why the others have none; empty where all have one."""
         answers: list[Any] = []
         try:
             for element in open_bundle(location):
-                answers.append(self._opened.run(element))  # noqa: PERF401 - answers before an error are kept
+                answers.append(self._opened.run(element))  # noqa: PERF401 - those before an error are kept
         except (tf.errors.OpError, ValueError) as error:
             return answers, one_line(error)
         return answers, ""

@@ -151,7 +151,7 @@ class Estimator:
             steps: How many batches to evaluate; None takes all.
             hooks: Session hooks.
             checkpoint_path: Another checkpoint than the newest.
-            name: Separates these evaluations from others in TensorBoard.
+            name: Keeps these evaluations apart from others in TensorBoard.
 
         Raises:
             NoCheckpoint: There is none, and variables would be random numbers.
@@ -281,7 +281,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., dict[str, Any]]) 
     """An Estimator like the given one, whose evaluations also compute the metrics of `metric_fn`.
 
     Args:
-        estimator: The Estimator to extend.
+        estimator: The one to extend.
         metric_fn: Takes any of `features`, `labels`, `predictions` and `config`; returns what `eval_metric_ops` takes.
     """
     names = argument_names(metric_fn)

@@ -1,6 +1,6 @@
 """`tf.estimator.experimental`: early stopping, and all else that needs no code that was removed from TensorFlow.
 
-Early stopping is done by session hooks of training, which read the evaluations so far.
+Early stopping is done by session hooks of training that look at the evaluations so far.
 """
 
 import glob
@@ -85,7 +85,7 @@ def make_early_stopping_hook(
 def make_stop_at_checkpoint_step_hook(
     estimator: Estimator, last_step: int, wait_after_file_check_secs: int = 30
 ) -> Any:
-    """A hook that stops at a step; the steps of earlier runs count."""
+    """A hook that stops at a step, counted with the steps of earlier runs."""
     return tf.compat.v1.train.StopAtStepHook(last_step=last_step)
 
 

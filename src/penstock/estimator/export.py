@@ -124,7 +124,7 @@ def build_parsing_serving_input_receiver_fn(
 def build_raw_serving_input_receiver_fn(
     features: dict[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """A function for `export_saved_model`: the model receives tensors like these, with any number of rows."""
+    """A function for `export_saved_model`: tensors like these come in, with any number of rows."""
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
         fed = {name: _placeholder_like(tensor, default_batch_size) for name, tensor in features.items()}

@@ -65,11 +65,11 @@ def predict_on_all(
 def _start_replicas(
     own: OwnGraph, function: ModelFunction, devices: list[Device], threads: int, element: list[Any], seconds: float
 ) -> Replicas:
-    # It is imported only when it is needed, because the import takes long: it loads the table of all runtimes.
+    # It is imported only when it is needed: it depends on every runtime, so its import takes long.
     from penstock.estimator.replicas import Replicas, Sample
 
     reference = Reference(own.predict_element(element), own.predict_element(element))
-    # The replicas need the checkpoint that this process restored: another one may be the newest by now.
+    # The checkpoint that this process restored: another may be the newest by now.
     portable = replace(function, checkpoint=own.checkpoint, config=function.called.config.portable())
     return Replicas(portable, own.features, devices, threads, Sample(element, reference, seconds))
 

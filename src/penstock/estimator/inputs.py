@@ -31,7 +31,7 @@ class MemoryInput:
         """Batches of (features, labels), or of features. Batches cross epochs, and only the last one may be short."""
         made = self._make_rows()
         arrays = [_as_array(column) for column in tf.nest.flatten(made)]
-        # The graph holds only the numbers of the rows: otherwise the rows would be in every file with the graph.
+        # The graph holds the numbers of the rows only. The rows themselves would be in every file that holds the graph.
         rows = tf.data.Dataset.range(len(arrays[0]))
         if self._shuffle_rows:
             rows = rows.shuffle(self._shuffle_rows)
@@ -125,7 +125,7 @@ def pandas_input_fn(
 
 
 def _as_array(column: Any) -> Array:
-    """A column as an array. A value that is no array is converted as TensorFlow would convert it."""
+    """A column as an array; a value that is no array is converted as TensorFlow converts it."""
     if isinstance(column, np.ndarray):
         return column
     made: Array = tf.make_ndarray(tf.make_tensor_proto(column))

@@ -22,7 +22,7 @@ class Reference(NamedTuple):
     again: Any
 
     def unlike(self, predictions: Any, kind: str) -> str | None:
-        """How the predictions of another process differ, in words; None if they are the same."""
+        """How the predictions of another process differ, in words; None where they are the same."""
         once, again, theirs = flatten(self.once), flatten(self.again), flatten(predictions)
         if list(once) != list(theirs):
             return f"predictions are {', '.join(once)} here, {', '.join(theirs)} there"
@@ -56,7 +56,7 @@ def flatten(predictions: Any, name: str = "") -> dict[str, Any]:
 def _difference(name: str, mine: Any, other: Any, tolerance: float) -> str | None:
     if mine.shape != other.shape:
         return f"{name}: shape {mine.shape} here, {other.shape} there"
-    if mine.dtype.kind == "V":  # float types that numpy itself does not have
+    if mine.dtype.kind == "V":  # floats that numpy itself does not have
         mine, other = mine.astype(np.float32), other.astype(np.float32)
     if mine.dtype.kind not in "fc":
         unequal = int(np.count_nonzero(np.asarray(mine != other)))

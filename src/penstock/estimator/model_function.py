@@ -147,7 +147,7 @@ class ModelFunction:
         return chosen
 
     def named(self, predictions: Any) -> dict[str, Any]:
-        """The kept predictions by name, also if there is only a single one."""
+        """The wanted predictions by name, also where there is a single one."""
         chosen = self.choose(predictions)
         if isinstance(chosen, Mapping):
             return {str(name): tensor for name, tensor in chosen.items()}
@@ -155,7 +155,7 @@ class ModelFunction:
 
     @contextmanager
     def explained(self, problem: str) -> Iterator[None]:
-        """A block for the user's own code. An exception becomes an error that names the line and keeps its class."""
+        """A context for the user's own code. An exception becomes an error that names the line and keeps its class."""
         try:
             yield
         except (ModelError, DeviceError):
@@ -217,7 +217,7 @@ class ModelFunction:
 
 @runtime_checkable
 class HasModelFunction(Protocol):
-    """The part of an Estimator that predicting needs."""
+    """An Estimator, with only the method that predicting needs."""
 
     def _as_model_function(self) -> ModelFunction:
         """Its `model_fn`, with the arguments of its calls."""

@@ -98,7 +98,7 @@ class Travelling:
 
 
 class FlagCopy(NamedTuple):
-    """A flag of absl: the module that defines it or, if the script itself defines it, the parts to make it again."""
+    """A flag of absl: the module that defines it or, if the script itself defines it, all that makes it again."""
 
     name: str
     module: str | None

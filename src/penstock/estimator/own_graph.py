@@ -192,7 +192,7 @@ def _specs(features: Any) -> Any:
 
 
 def _is_eager(tensor: Any) -> bool:
-    """Whether a tensor was made outside the graph, so that the graph cannot fetch it."""
+    """Whether a tensor was made outside the graph, which cannot fetch it."""
     return hasattr(tensor, "numpy") and not hasattr(tensor, "row_splits")
 
 

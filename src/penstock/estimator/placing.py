@@ -76,7 +76,7 @@ def strategy_over(placing: Placing, options: Any) -> Any:
 
 @contextmanager
 def in_session(strategy: Any, options: Any) -> Iterator[Any]:
-    """Inside the block, a user's strategy that works in a session.
+    """A context in which a user's strategy works in a session.
 
     A strategy that was made outside of a graph adds gradients up with collective operations, and a session would wait
     for these for ever.
@@ -107,7 +107,7 @@ def _across(devices: Sequence[str], options: Any) -> Any:
 
 
 def _is_divided(gpu: Any) -> bool:
-    """Whether the user divided a GPU into several devices. (To list those, TensorFlow would take all GPUs' memory.)"""
+    """Whether the user divided a GPU into several devices. To list these, TensorFlow would take all GPUs' memory."""
     return len(tf.config.get_logical_device_configuration(gpu) or ()) > 1
 
 

@@ -171,7 +171,7 @@ class DeviceTrial:
             yield count
 
     def next_after_failure(self) -> tuple[bool, Device | None]:
-        """Whether another attempt is worth it, and the device that it leaves out, if one is known to fail."""
+        """Whether another attempt is worth it, and the device that it leaves out, where one is known to fail."""
         running, self._running = self._running, 1
         self._failed_alone += running == 1
         if len(self.devices) <= 2 or self._failed_alone > 1:

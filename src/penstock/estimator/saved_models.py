@@ -1,4 +1,4 @@
-"""Exports: SavedModels for every server of SavedModels, and the exporters that write them after evaluations."""
+"""Exports: SavedModels that every server of SavedModels reads, and the exporters that write them after evaluations."""
 
 import os
 import re
@@ -33,7 +33,7 @@ class Export(NamedTuple):
 
 
 def export(job: Export, base: str) -> str:
-    """Write `base/TIMESTAMP/` and return its path. The folder appears either whole or not at all."""
+    """Write `base/TIMESTAMP/` and return its path. It appears whole or not at all."""
     modes = [mode for mode in MODES if job.receivers.get(mode)]
     if not modes:
         raise WrongValue(
@@ -220,7 +220,7 @@ def _loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bo
 
 
 class BestExporter(_SavedModelExporter):
-    """Exports if an evaluation was better than all evaluations before it.
+    """Exports when an evaluation was better than all before it.
 
     Args:
         name: The folder below `model_dir/export`.

@@ -157,7 +157,7 @@ def _check_exports(exports: dict[str, Any] | None, predictions: Any, mode: str) 
 
 
 def _check_metrics(metrics: dict[str, Any] | None) -> dict[str, Any]:
-    """Metric name to (value, update operation). For Keras metrics, the state becomes local variables."""
+    """Metric name to (value, update operation). Keras metrics are taken apart, their state becomes local variables."""
     if metrics is None:
         return {}
     if not isinstance(metrics, dict):

@@ -98,7 +98,7 @@ def read_task(text: str | None, protocol: str | None = None, *, needs_leader: bo
     Args:
         text: The value of the variable.
         protocol: How processes of a cluster talk to each other; None is grpc.
-        needs_leader: Whether a cluster must have a chief or a master. With a strategy of `tf.distribute` it need not.
+        needs_leader: Whether a cluster must have a chief or a master. Under a strategy of `tf.distribute` it need not.
 
     Raises:
         WrongValue: The text is no JSON, the cluster has no leader or several, or the task is not in the cluster.

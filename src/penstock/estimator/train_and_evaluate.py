@@ -61,7 +61,7 @@ class EvalSpec(_EvalFields):
     Args:
         input_fn: As in `Estimator.evaluate`.
         steps: Batches of an evaluation; None takes all.
-        name: Separates these evaluations from others in TensorBoard.
+        name: Keeps these evaluations apart from others in TensorBoard.
         hooks: Session hooks.
         exporters: Called after every evaluation.
         start_delay_secs: Accepted; there is one process.

@@ -85,7 +85,7 @@ class _NoDataset(Exception):
 
 
 def _train_on_several(training: Training, placing: Placing, options: Any) -> Any:
-    """Build the graph with the strategy of `config`, or with one over `placing`, and run the loop of training."""
+    """Build the graph under the strategy of `config`, or one over `placing`, and run the loop of training over it."""
     called = training.called
     graph = tf.Graph()
     with graph.as_default(), quiet():
@@ -155,14 +155,14 @@ def _num_batches(dataset: Any) -> int:
 
 
 def _read_step_once(strategy: Any, global_step: Any) -> None:
-    """Add the operation from which hooks read the step: only the strategy can read a mirrored step."""
+    """Add the operation from which hooks read the step: a mirrored step must be read by the strategy."""
     from tensorflow.python.training import training_util
 
     tf.compat.v1.add_to_collection(training_util.GLOBAL_STEP_READ_KEY, strategy.extended.read_var(global_step))
 
 
 def _ungroup(grouped: Any, strategy: Any) -> EstimatorSpec:
-    """One spec from the specs of all copies: all operations together, the loss over all, the hooks of the first one."""
+    """One spec out of those of all copies: their operations together, the loss over all, the hooks of the first."""
 
     def of_first(hooks: Any) -> list[Any]:
         return [strategy.experimental_local_results(hook)[0] for hook in hooks]
@@ -178,7 +178,7 @@ def _ungroup(grouped: Any, strategy: Any) -> EstimatorSpec:
 
 
 def _loss_reduction() -> Any:
-    """How the losses of all copies are reduced: as the optimizer that scaled them requires, else as a sum."""
+    """How the losses of all copies are reduced: as the optimizer that scaled them defines, else by their sum."""
     if getattr(tf.compat.v1.get_default_graph(), "_is_loss_scaled_by_optimizer", False):
         return tf.compat.v1.distribute.get_loss_reduction()
     return tf.distribute.ReduceOp.SUM
@@ -223,7 +223,7 @@ def _run_loop(training: Training, built: _Built, options: Any) -> Any:
             scaffold=spec.scaffold,
             hooks=hooks,
             chief_only_hooks=chief_hooks,
-            save_checkpoint_secs=0,  # the hook of _saving saves checkpoints
+            save_checkpoint_secs=0,  # the hook of _saving does it
             save_summaries_steps=config.save_summary_steps,
             config=options,
             max_wait_secs=config.session_creation_timeout_secs,

@@ -16,12 +16,12 @@ _TRUE = 0.5
 
 
 class ClassCounts:
-    """The confusion matrix of one output, true classes by predicted ones. Every row counts once.
+    """The confusion matrix of one output, true classes by predicted ones, each row counted once.
 
     Args:
         output: Its name.
         shape: The shape of a row of the output: its last dimension has a value for each class, or the only value.
-        threshold: A single predicted value of at least this size is class 1.
+        threshold: A single value at least this large is class 1.
         labels: The names of the classes, if they have any.
         has_others: Whether other outputs are evaluated, too.
 
@@ -56,7 +56,7 @@ class ClassCounts:
         self.matrix: Array = np.zeros((classes, classes), np.int64)
 
     def add(self, labels: Array, predictions: Array, ignored: int | None = None) -> None:
-        """Count rows, except those of class `ignored`. Labels are whole numbers, or have the shape of the predictions.
+        """Count rows but those of class `ignored`. Labels are whole numbers, or have the shape of the predictions.
 
         Raises:
             InputError: The labels are no classes, but for example those of a regression.
@@ -65,7 +65,7 @@ class ClassCounts:
         predicted = self._predicted(predictions)
         if self._is_binary:
             true = (labels.reshape(-1) >= _TRUE).astype(np.int64)
-            are_classes = _are_between_0_and_1(labels) or bool(np.isin(labels, (-1, 1)).all())  # for hinge losses
+            are_classes = _are_between_0_and_1(labels) or bool(np.isin(labels, (-1, 1)).all())  # as a hinge loss takes
         elif labels.shape == predictions.shape:
             true = self._predicted(labels)
             are_classes = _are_between_0_and_1(labels)

@@ -26,7 +26,7 @@ _COMPARE_NOTHING = {"Metric", "metric", "MeanMetricWrapper", "mean_metric_wrappe
 """Metrics of Keras that take no labels, or are only base classes."""
 
 _OVER_WHOLE_BATCHES = ("dice", "tversky", "circle")
-"""Losses of Keras that compare the rows of a batch with each other, or are computed over all of its rows together."""
+"""Losses of Keras that compare the rows of a batch with each other, or count over all of them."""
 
 
 def check_request(model: Any, request: MetricRequest) -> None:
@@ -235,7 +235,7 @@ def losses_of(model: Any, request: MetricRequest, output: str, place: int, outpu
 
 
 def _part_of(given: Any, output: str, place: int, outputs: int) -> Any:
-    """The part of a loss or metrics argument of `compile` that is for one output."""
+    """What a loss or metrics argument of `compile` has for one output."""
     if isinstance(given, Mapping):
         return given.get(output)
     if isinstance(given, (list, tuple)) and outputs > 1 and len(given) == outputs:

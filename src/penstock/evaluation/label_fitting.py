@@ -115,7 +115,7 @@ def check_classes(losses: Sequence[Any], output: str, labels: Array, shape: tupl
     """Check the labels of a model's only output, if the loss takes them as classes. `shape` is that of a row of it.
 
     Raises:
-        InputError: A label is out of range; the first such row is named.
+        InputError: One is out of range; the first row is named.
     """
     like = np.broadcast_to(np.float32(0), (len(labels), *shape))
     rule = LabelRule.of(losses, labels, like, is_lenient=False)
@@ -127,7 +127,7 @@ def check_weights(weights: Array, rows: Array) -> None:
     """Check the weights of rows.
 
     Raises:
-        InputError: A weight is below 0, or no finite number; the first such row is named.
+        InputError: A weight is below 0, or no finite number; the first row is named.
     """
     with np.errstate(invalid="ignore"):
         is_odd = ~((weights >= 0) & np.isfinite(weights))

@@ -52,7 +52,7 @@ class MetricRequest:
 
     Args:
         loss: Names of losses, or `OUTPUT=NAME`; empty for those that the model was compiled with.
-        metrics: The same for metrics.
+        metrics: The same of metrics.
         classes: The names of the classes, if they are known.
         per_class: Whether precision, recall and F1 of every class are wanted.
         confusion: Whether the confusion matrix is wanted.

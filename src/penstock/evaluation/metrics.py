@@ -178,7 +178,7 @@ class Fold:
 
 @contextmanager
 def _going_on(model: Any) -> Iterator[None]:
-    """Inside the block, metrics add batches up: normally, Keras's `test_on_batch` resets them for each batch."""
+    """Inside the context, metrics add batches up: normally, Keras's `test_on_batch` resets them for each batch."""
     object.__setattr__(model, "reset_metrics", lambda: None)
     try:
         yield

@@ -7,9 +7,9 @@ from typing import Any
 
 
 def in_context(call: Callable[[Any], int] = lambda driver: 0) -> bool:
-    """Whether a call of the driver succeeds in the context of the process's only GPU. The context is made if need be.
+    """Whether a call of the driver succeeds in the context of the process's only GPU, which is made if need be.
 
-    It is False, too, where there is no driver or no GPU.
+    False, too, where there is no driver or no GPU.
     """
     driver, context = _driver_and_context()
     if context is None or driver.cuCtxPushCurrent_v2(context):

@@ -24,12 +24,12 @@ _BY_DLPACK = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", 
 
 
 def feed_to_tensorflow() -> CudaFeed | None:
-    """A feed for TensorFlow; None where CuPy does not run."""
+    """A `CudaFeed` to TensorFlow; None where CuPy does not run."""
     return _feed(lambda on_device: tf.experimental.dlpack.from_dlpack(on_device.__dlpack__()), tf.constant)
 
 
 def feed_to_jax(target: Any) -> CudaFeed | None:
-    """A feed for JAX; None where CuPy does not run."""
+    """A `CudaFeed` to JAX; None where CuPy does not run."""
     narrowed = jax.dtypes.canonicalize_dtype
     return _feed(jax.dlpack.from_dlpack, lambda array: jax.device_put(array, target), narrowed)
 
@@ -106,7 +106,7 @@ class CudaFeed:
 
 
 class _Upload:
-    """A stream, and a pinned buffer for arrays that do not lie in registered memory.
+    """A stream, and a pinned buffer for what does not lie in registered memory.
 
     All threads share a few of these objects: CuPy reuses freed memory only for the stream that it was taken on.
     """

@@ -44,7 +44,7 @@ def without_gpu(library: str, version: str, device: Device, *ways: str) -> Devic
 
 @contextmanager
 def lean_imports(file: ModelFile, *needed: str) -> Iterator[None]:
-    """Hide the libraries that are not needed, as if they were not installed. After the block they import as usual.
+    """Hide the libraries that are not needed, as if they were not installed. Afterwards they import as usual.
 
     Nothing is hidden where there is a builder, a `model_fn` or a module of custom objects: the user's own code may need
     any of these libraries.

@@ -36,7 +36,7 @@ _RECENT_S = 3600.0
 _UNFINISHED_S = 600.0
 """How long another process may take from its first file to its digests."""
 _JAX = {
-    # Every program is kept, however short its compilation was: there are dozens of small ones, and their times add up.
+    # Every program is kept, however short its compilation: dozens of small ones add up.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "JAX_RAISE_PERSISTENT_CACHE_ERRORS": "false",
@@ -53,7 +53,7 @@ _found: frozenset[str] = frozenset()
 def keep_jax_steps(runtime: str, model: ModelFile, device: Device) -> None:
     """Have JAX keep what it compiles. To be called before JAX is imported."""
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return  # the user has chosen a folder for compiled steps
+        return  # the user has a folder for it
     folder = _open(runtime, model, device)
     if folder is not None:
         os.environ.update(_JAX | {"JAX_COMPILATION_CACHE_DIR": folder})
@@ -99,7 +99,7 @@ def give_up(reason: str) -> bool:
 def _open(runtime: str, model: ModelFile, device: Device) -> str | None:
     """The folder for the steps of a model; None where steps cannot be kept.
 
-    All of its files are whole, except those that another process may just be writing.
+    Its files are whole, but for those that another process may just be writing.
     """
     global _folder, _found
     folder = own_folder(COMPILED, _key(runtime, model, device))

@@ -61,7 +61,7 @@ def within_memory(
         if not isinstance(error, kinds) and not ran_out(error):
             raise
         received = reason(error)
-    # This stands outside the except block: the traceback of the error holds the tensors, and with them the memory.
+    # Outside the except block: the traceback of the error holds the tensors, and with them the memory.
     if let_go is not None:
         let_go()
     raise out_of_memory(batch, received)

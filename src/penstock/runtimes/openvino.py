@@ -48,7 +48,7 @@ def import_openvino() -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """OpenVINO's reason in one line, without its source locations."""
+    """OpenVINO's reason in one line, without the places in its sources."""
     lines = [_PLACE.sub("", line).strip() for line in str(error).splitlines()]
     return one_line(type(error)(" ".join(line for line in lines if line)))
 
@@ -228,7 +228,7 @@ def _read(core: Any, path: str) -> Any:
 
 
 class OpenVinoConverted:
-    """A converted step: batches are fed to it as they come."""
+    """A converted step: batches are fed as they come."""
 
     def __init__(self, network: Network, step: ConvertedStep) -> None:
         self.signature = step.signature

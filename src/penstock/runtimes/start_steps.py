@@ -14,7 +14,7 @@ _noted: list[Mark] = []
 
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
-    """Note for the trace how long this thread is inside the block; `what` names it."""
+    """Note for the trace when this thread is inside the context; `what` says what it does there."""
     started = time.perf_counter()
     try:
         yield
@@ -30,8 +30,10 @@ def take_marks() -> tuple[Mark, ...]:
 
 
 def open_gpu(device: Device) -> None:
-    """Make the CUDA context of the process's only GPU now, on a thread. This takes seconds, as does the import of a
-    framework, which then finds the context made."""
+    """Make the CUDA context of the process's only GPU now, on a thread.
+
+    This takes seconds, as does the import of a framework, which then finds the context made.
+    """
     if device.kind == "gpu":
         beside("gpu", _make_context)
 

@@ -348,7 +348,7 @@ def _dtype(name: str, detail: Mapping[str, Any]) -> str:
 
 
 def _made_up(declared: Declared, rows: int) -> Array:
-    """Rows that differ from each other, with values that any model should take."""
+    """Rows that differ from each other, of values that any model should take."""
     shape = (rows, *(_TRIED_LENGTH if length is None else length for length in (declared.shape or ())[1:]))
     draw = np.random.default_rng(0)
     if declared.dtype == STRING:

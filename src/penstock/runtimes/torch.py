@@ -177,7 +177,7 @@ class TorchReplica:
         if array.dtype.name in _WIDER:
             array = array.astype(_WIDER[array.dtype.name])
         if not array.flags.writeable:
-            array = array.copy()  # torch does not support read-only tensors
+            array = array.copy()  # torch has no read-only tensors
         return torch.from_numpy(array).to(self._target)
 
 

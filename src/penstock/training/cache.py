@@ -26,7 +26,7 @@ def _still() -> None:
 
 @dataclass(frozen=True)
 class Cache:
-    """Every row of an input, by its number, in an array for each input, target and weight; also the bad rows."""
+    """Every row of an input, by its number, in an array for each input, target and weight; and the bad rows."""
 
     columns: Columns
     failures: tuple[RowFailure, ...]

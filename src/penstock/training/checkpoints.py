@@ -1,6 +1,6 @@
 """Checkpoints of training. A checkpoint is a file that is either whole or not there; the newest few are kept.
 
-It is written under a temporary name, synced and renamed, and the folder is synced. Then the oldest one is removed.
+A checkpoint is written under a temporary name, synced, renamed, and the folder is synced; then the oldest is removed.
 """
 
 from __future__ import annotations
@@ -161,14 +161,14 @@ class CheckpointFacts:
 
     Args:
         job: The fingerprint of the job.
-        weights: The names of the weights, in order. Layers without a name get the same numbers in every process.
+        weights: The names of the weights, in their order. Layers without a name are numbered alike in every process.
     """
 
     job: str
     weights: tuple[str, ...]
 
     def check(self, start: Checkpoint) -> None:
-        """Refuse a checkpoint of another job or another model. (The restore itself compares the shapes.)
+        """Refuse a checkpoint of another job or another model. Shapes are compared later, when it is restored.
 
         Raises:
             ModelError: The checkpoint is of another job or model.
@@ -222,7 +222,7 @@ class Cadence:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Count the minutes from the end of the block on, also if the checkpoint could not be written in it."""
+        """Count the minutes from the end of this context on, even if no checkpoint could be written in it."""
         began = self._clock()
         try:
             yield

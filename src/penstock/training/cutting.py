@@ -69,7 +69,7 @@ class GoodRows:
         for name, sizes in self.sizes.items():
             largest = sizes.max(axis=0).tolist()
             ends = [boundary(length, ends) for length, ends in zip(largest, buckets[name], strict=True)]
-            # The varying dimensions are the first ones of a row.
+            # Dimensions that vary are the first ones of a row.
             made[name] = self.arrays[name][(slice(None), *map(slice, ends))]
         return made
 

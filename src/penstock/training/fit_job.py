@@ -176,7 +176,7 @@ class EndReport:
     failed: int
     first_failure: str | None = None
     history: tuple[Mapping[str, float], ...] = ()
-    """Loss and metrics of every epoch, also of epochs before an interruption."""
+    """Loss and metrics of every epoch, also of those before an interruption."""
     times: Times = field(default_factory=Times)
     kept: int = 0
     """The step of the last checkpoint."""

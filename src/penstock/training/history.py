@@ -97,7 +97,7 @@ class TrainingRecords:
             self._steps.close()
 
     def _write_history(self) -> None:
-        """Write the whole table, which is small: after any crash, the file is either the old one or the new one."""
+        """Write the whole table: it is small, and after any crash it is the old one or the new one."""
         names = dict.fromkeys(name for row in self.epochs for name in row)
         with self._said(HISTORY):
             rows = ([row.get(name, "") for name in names] for row in self.epochs)
@@ -163,7 +163,7 @@ class _StepTable:
         temporary = temporary_name(self._path, self._staging)
         file = open(temporary, "ab", buffering=0)  # noqa: SIM115 - closed by `close`
         try:
-            file.truncate(0)  # remove what a run that was killed here has left
+            file.truncate(0)  # what a run left that was killed here
             append_whole(file, b"".join(kept))
             os.fsync(file.fileno())
             os.replace(temporary, self._path)

@@ -28,9 +28,9 @@ _UNKNOWN = "-"
 def digested_meanwhile(
     place: Place, listed: Sequence[Fragment], files: Callable[[], Sequence[Fragment]]
 ) -> Iterator[None]:
-    """Digest the files of a job while the block runs, and write the digests into the job's folder.
+    """Digest the files of a job while the context is open, and write the digests into the job's folder.
 
-    Nothing is written if they are there already, if the files are too large, or if the block ends before the digests
+    Nothing is written if they are there already, if the files are too large, or if the context ends before the digests
     are ready.
 
     Args:
@@ -62,7 +62,7 @@ def digested_meanwhile(
     finally:
         is_over.set()
         with writing:
-            pass  # wait for a write that has begun: after the block, nothing is written into the folder
+            pass  # wait for a write that has begun: afterwards, nothing is written into the folder
 
 
 def check_same_bytes(place: Place, files: Sequence[Fragment], touched: str, hint: str) -> None:

@@ -56,7 +56,7 @@ class LabelPack:
         shape = self._shapes.get(output)
         if shape is None or None in shape:
             return labels
-        # Only the shape of the predictions matters: these are made up, and take no memory.
+        # Only the shape of predictions matters: these take no memory.
         like = np.broadcast_to(np.float32(0), (len(labels), *(int(length or 1) for length in shape)))
         if output not in self._rules:
             losses = losses_of(self._model, MetricRequest(), output, place, len(batch.targets))

@@ -26,7 +26,7 @@ from penstock.pool.transfer.slots import Slots
 from penstock.training.row_stream import READY_BATCHES, Loaded
 
 HELD_BATCHES = 4
-"""How many batches a trainer may hold at the same time."""
+"""So many batches a trainer may hold at once."""
 _SLOTS_OF_A_LOADER = 2
 _POLL_S = 0.2
 _TICK_S = 0.1
@@ -53,7 +53,7 @@ class LoaderReader:
         self._most_spans = 2 * loaders + 2
         self._pool = LoaderPool(launch, self._take, timeouts, is_in_order=True)
         slot_bytes = slot_bytes_of(job)
-        # A loader keeps the slots that were granted to it, even if it has nothing to load.
+        # A loader keeps slots that were granted to it also when it has nothing to load.
         slot_count = _SLOTS_OF_A_LOADER * loaders + READY_BATCHES + HELD_BATCHES + 2 + slots_ahead
         self._pool.begin(job, loaders, slot_bytes, slot_count)
         self._slots = Slots(launch.batch_slots, slot_count, slot_bytes)

@@ -23,7 +23,7 @@ MOST_SKIPPED = 10
 
 
 class Callbacks(Protocol):
-    """Callbacks of Keras, which the loop calls while training goes on."""
+    """The callbacks that the loop calls while training goes on."""
 
     @property
     def is_stopped(self) -> bool: ...
@@ -69,7 +69,7 @@ class Recorder(Protocol):
     def epoch(self, position: Position, logs: Mapping[str, float]) -> None: ...
 
     def state(self) -> Any:
-        """The part of the records that a checkpoint keeps, as JSON. All records so far are then on the disk."""
+        """The records that a checkpoint keeps, as JSON. All records so far are then on the disk."""
         ...
 
 
@@ -149,7 +149,7 @@ class _Batches:
         return next(self._batches)
 
     def close(self) -> None:
-        """Stop reading, so that rows can be read again."""
+        """Read no more, so that rows can be read again."""
         close_iterator(self._batches)
 
     def is_over(self) -> bool:
@@ -362,7 +362,7 @@ def _spoiled(position: Position) -> ModelError:
 
 
 def _check_loss(run: _Run, batch: TrainBatch) -> None:
-    """Keep the loss of a step, and check the losses of many steps at once, because reading one waits for its device.
+    """Keep the loss of a step, and look at the losses of many steps at once: reading one waits for its device.
 
     A loss is a mean since the beginning of the epoch: once it is NaN or infinite, it stays so.
     """
@@ -401,7 +401,7 @@ def _undo_if_nan(run: _Run, batch: TrainBatch) -> None:
 
 
 def _check_pending(run: _Run, count: int) -> None:
-    """Check the oldest `count` losses."""
+    """Look at the oldest `count` losses."""
     oldest, run.pending = run.pending[:count], run.pending[count:]
     if not oldest:
         return

@@ -103,7 +103,7 @@ class Classes:
 
     @property
     def vocabulary(self) -> tuple[str, ...] | None:
-        """The classes, if they are text."""
+        """The classes, where they are text."""
         return tuple(str(value) for value in self.values) if isinstance(self.values[0], str) else None
 
     def balanced_weights(self, numbers: Array | None = None) -> dict[int, float]:

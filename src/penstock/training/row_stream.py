@@ -38,7 +38,7 @@ class Reader(Protocol):
         ...
 
     def read(self) -> Loaded | None:
-        """The next rows, in the order of spans; None after the last."""
+        """The next rows, in the order of spans; None behind the last."""
         ...
 
     def cancel(self) -> None:
@@ -76,7 +76,7 @@ class RowStream:
     neither on the number of loaders, nor on which of them is faster or dies.
 
     Args:
-        job: Its source gives epochs; its batch size is the number of rows that are loaded at once.
+        job: Its source gives epochs; its batch size is how many rows are loaded at once.
         source: The source of the job.
         batch_size: Rows of a global batch.
         reader: Reads the spans of the job.
@@ -124,7 +124,7 @@ class RowStream:
         return self._source.share is not None
 
     def good(self, bad: Iterable[int]) -> int:
-        """How many rows an epoch has without these bad rows."""
+        """How many rows an epoch has without these."""
         return self._source.good(bad)
 
     def remarks(self) -> list[str]:
@@ -165,7 +165,7 @@ class RowStream:
         self._next_epoch = None
 
     def _to_read(self, skip: int) -> int:
-        """How many rows this process reads of an epoch after its first `skip` rows."""
+        """How many rows this process reads of an epoch behind its first `skip` rows."""
         return self._source.read_of(self._source.good(self._failures)) - self._source.read_of(skip)
 
     def _cut(self, pieces: Iterator[GoodRows], skip: int) -> Iterator[TrainBatch]:

@@ -41,7 +41,7 @@ Enter = Callable[[Stage, int], None]
 
 
 class StageClock:
-    """Times the stages of this process, and writes them on its board. Only one thread may enter stages.
+    """Times the stages of this process, and writes them on its board. Only one thread enters stages.
 
     Args:
         board: Shows the coordinator that there is progress.

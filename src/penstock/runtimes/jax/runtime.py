@@ -177,7 +177,7 @@ class JaxReplica:
         return start_steps.take_marks()
 
     def predicted_bytes(self, batch: Columns) -> int | None:
-        """Memory of the weights, the batch, the answers and all that lies in between, as the compiler laid it out.
+        """Memory of the weights, the batch, the answers and everything in between, as the compiler laid it out.
 
         On a CPU this is a lower bound: the compiler does not count what the libraries for matrix products allocate.
         """
@@ -255,7 +255,7 @@ class JaxReplica:
 
     @property
     def _is_eager(self) -> bool:
-        """Whether the model is called without `jit`: lookups and hashing, for example, run outside of JAX."""
+        """Whether the model is called without `jit`: lookups and hashing run outside of JAX."""
         model = self.call.model
         return bool(getattr(model, "run_eagerly", False)) or not getattr(model, "jit_compile", True)
 

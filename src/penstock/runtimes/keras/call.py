@@ -229,7 +229,7 @@ class KerasCall:
         return TensorSpec(name, self._dtype(tensor), tuple(tensor.shape[1:]))
 
     def _names(self, structure: Any, own: list[str], fallback: str) -> list[str]:
-        """A unique name for every leaf: the keys of dicts, else the model's own names, else numbers."""
+        """A name for every leaf: the keys of dicts, else the model's own, else numbers. Never the same twice."""
         paths = [path for path, _ in self._tree.flatten_with_path(structure)]
         own = own if len(own) == len(paths) else []
         names: list[str] = []

@@ -14,7 +14,7 @@ from penstock.runtimes.frameworks import keras
 
 @contextmanager
 def not_drawn() -> Iterator[None]:
-    """Inside the block, Keras on JAX draws no random weights. Weights that nothing has filled are drawn at its end.
+    """Inside the block, Keras on JAX draws no random weights. Those that nothing has filled are drawn at its end.
 
     On JAX, drawing compiles programs for every shape of weights: with ResNet50 on two cores, 13 of 15 s of loading.
     """

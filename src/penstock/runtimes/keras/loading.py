@@ -56,7 +56,7 @@ CONTAINS_CODE = "it contains code (a Lambda layer); if you trust where it came f
 
 
 def load_keras_model(file: ModelFile, *, is_compiled: bool = False) -> Any:
-    """Load a `.keras` or `.h5` file with Keras 3, or call a builder. The environment has chosen the backend before.
+    """Load a `.keras` or `.h5` file with Keras 3, or call a builder. The backend was chosen in the environment.
 
     With `is_compiled`, the model has the loss, metrics and optimizer that it was saved with, for training.
 

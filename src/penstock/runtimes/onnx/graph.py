@@ -158,7 +158,7 @@ def unknown_operations(graph: Any) -> Iterator[str]:
 
 
 def reject_negative_ids(proto: Any, kinds: Mapping[str, str]) -> None:
-    """Make ids and classes below zero count as out of range, as in TensorFlow; ONNX would count them from the end."""
+    """Let ids and classes below zero be out of range, as in TensorFlow; ONNX would count them from the end."""
     from onnx.helper import make_node
     from onnx.numpy_helper import from_array
 
@@ -183,7 +183,7 @@ def reject_negative_ids(proto: Any, kinds: Mapping[str, str]) -> None:
 
 
 def refused_by_openvino(proto: Any, kinds: Mapping[str, str]) -> str | None:
-    """Why OpenVINO would answer some rows differently, or end the process; None where it does neither.
+    """Why OpenVINO would answer some rows otherwise, or end the process; None where it does neither.
 
     It cuts whole numbers to 32 bits, sign included. Shapes are 64 bits wide in every ONNX graph, but no batch has 2^31
     rows, and no table has 2^31 ids: neither is a reason.

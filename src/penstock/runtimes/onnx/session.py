@@ -45,7 +45,7 @@ def open_session(path: str, model: ModelFile, device: Device, threads: int, *, h
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.use_deterministic_compute = True
     # A pool that spins while it waits takes processor time that loaders could use. Measured on two busy cores only:
-    # without spinning, a small CNN took about a tenth less processor time, an MLP the same; rows/s did not change.
+    # without it, a small CNN took about a tenth less processor time, an MLP the same; rows/s differed within the noise.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers = _providers(onnxruntime, model, device, has_tensorrt)
     try:
@@ -84,7 +84,7 @@ def _providers(onnxruntime: Any, model: ModelFile, device: Device, has_tensorrt:
     cuda: dict[str, Any] = {
         "device_id": 0,
         "arena_extend_strategy": "kSameAsRequested",
-        # Algorithms chosen by timing differ between processes: replicas would give different bits.
+        # Choosing algorithms by timing differs between processes: replicas would give different bits.
         "cudnn_conv_algo_search": "HEURISTIC",
         "use_tf32": 1,  # as TensorFlow and JAX multiply float32 on a GPU
     }
@@ -116,7 +116,7 @@ def load_provider(name: str) -> bool:
     if name not in onnxruntime.get_available_providers():
         return False
     _preload(onnxruntime, has_tensorrt=name == TENSORRT)
-    # The library of a provider needs the shared one, which `import onnxruntime` has set up.
+    # Both libraries need what `import onnxruntime` has set up in another library, which they share.
     beginning = os.path.join(os.path.dirname(onnxruntime.__file__), "capi", "libonnxruntime_providers_")
     for each in ("shared", name.removesuffix("ExecutionProvider").lower()):
         ctypes.CDLL(f"{beginning}{each}.so", mode=ctypes.RTLD_GLOBAL)

@@ -84,13 +84,13 @@ def to_host(name: str, tensor: Any) -> Column:
         )
     array = np.asarray(tensor.numpy())
     if array.dtype.kind == "c":
-        # Tables have no complex numbers: the real part comes first, then the imaginary one.
+        # Tables have no complex numbers: the real part, then the imaginary one.
         return np.stack([array.real, array.imag], axis=-1)
     return array if array.dtype.kind != "V" else array.astype(_plain_dtype(tensor.dtype))
 
 
 def _plain_dtype(dtype: Any) -> Any:
-    """The numpy dtype for the values of a dtype that numpy does not have, such as bfloat16 and floats of 8 bits."""
+    """The numpy dtype that holds the values of one that numpy does not have: bfloat16, and floats of 8 bits."""
     return np.float32 if dtype.is_floating else np.int32
 
 

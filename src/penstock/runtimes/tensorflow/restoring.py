@@ -118,7 +118,7 @@ class Restoring:
     first: tuple[Any, ...] = ()
     """Operations that run one after the other and initialise everything that gets no value from a checkpoint."""
     fed: Any = None
-    """The scaffold's feed for them."""
+    """The scaffold's `feed_dict` for them."""
     init_fn: Callable[[Any], None] | None = None
     local: Any = ()
     """Operations that initialise local variables and tables. They run last: tables may read variables."""

@@ -152,8 +152,7 @@ class GraphReplica:
                 opened.close()
 
     def _fitting(self, batch: Columns) -> GraphSession:
-        """The graph for arrays of these shapes. If a length differs from that of earlier batches, the graph is built
-        again with that length left open."""
+        """The graph for arrays of these shapes. If a length differs between batches, it is built again with it open."""
         with self._lock:
             shapes = {name: _common(self._shapes.get(name), array.shape[1:]) for name, array in batch.items()}
             if self._opened is None or shapes != self._shapes:
@@ -165,8 +164,7 @@ class GraphReplica:
             return self._opened
 
     def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> GraphSession:
-        """Build the graph. If the `model_fn` rejects integers, try floats; if it rejects a dict of one feature, try the
-        feature itself."""
+        """Build the graph. If the `model_fn` rejects integers or a dict of one feature, try floats or the feature."""
         attempts = _attempts(batch)
         refusal: ModelError | None = None
         for as_floats, as_tensor in attempts:

@@ -105,7 +105,7 @@ def read_step(model: ModelFile) -> ConvertedStep:
 
 
 def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Binding], folder: str) -> str | None:
-    """Write a step to `folder`, which exists, is empty, and has the name of the step.
+    """Write a step to `folder`, which is there and empty, and has the name of the step.
 
     Args:
         step: From tensors by input name to tensors by output name; it can be traced.
@@ -241,7 +241,7 @@ def _in_place(convert: Callable[[], Any]) -> Any:
         del os.environ[_NO_COPIES]
         if asked is not None:
             os.environ[_NO_COPIES] = asked
-    # This stands outside the except block: the traceback of the error holds the first graph with all its weights.
+    # Outside the except block: the traceback of the error holds the first graph with all weights.
     return convert()
 
 

@@ -21,7 +21,7 @@ from penstock.runtimes.keras.keras1.translation import Config, Origin, Translati
 
 
 def translate(kind: str, config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    """The translation of a layer of class `kind`.
+    """The layer of class `kind`.
 
     Raises:
         ModelError: There is no such layer, or it cannot be translated.
@@ -169,8 +169,7 @@ def _lambda(config: Config, arrays: list[Array], origin: Origin) -> Translation:
 
 
 def old_function(config: Config, key: str, origin: Origin) -> Any:
-    """A function that the file names. Code in the file is for an old Python: a custom object of the function's or the
-    layer's name must replace it."""
+    """The custom object with the name of a layer's function or of the layer. Code in the file is for an old Python."""
     for name in (config[key], config["name"]):
         if isinstance(name, str) and name in origin.custom_objects:
             return origin.custom_objects[name]

@@ -25,7 +25,7 @@ class JaxGang:
         gang: The place of this process.
 
     Raises:
-        WorkersDied: The processes do not reach each other: one may be gone, or the port is taken.
+        WorkersDied: The processes do not find each other: one may be gone, or the port is taken.
     """
 
     def __init__(self, gang: Gang) -> None:

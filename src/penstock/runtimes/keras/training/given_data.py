@@ -67,7 +67,7 @@ class GivenData:
         self._has_numbers = given.x is not None and array_data_adapter.can_convert_arrays(arrays)
         self._epochs = _epoch_iterator(given, self._with_numbers(given.x))
         self.array_rows = _num_rows(given.x) if self._has_numbers else None
-        """How many rows the arrays have; None for data that comes in batches."""
+        """How many rows the arrays have; None of data that comes in batches."""
         self._arrays = arrays
         self._count = 0
         self._is_begun_anew = is_begun_anew  # data for validation; training goes on where the last epoch ended

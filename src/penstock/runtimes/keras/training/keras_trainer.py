@@ -1,4 +1,4 @@
-"""The common part of the trainers of all backends: packing, pieces when memory runs short, results and state."""
+"""The base of the trainers of all backends: packing, pieces when memory runs short, results and state."""
 
 from __future__ import annotations
 

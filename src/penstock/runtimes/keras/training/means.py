@@ -59,7 +59,7 @@ def _of_batch(value: Any, piece: Piece) -> Any:
 
 @contextmanager
 def weighted_means(model: Any, is_sum: bool) -> Iterator[None]:
-    """Inside the block, weight the means of a model by the pieces that one device works on."""
+    """Inside the context, weight the means of a model by the pieces that one device works on."""
     means = WeightedMeans(model, 1, is_sum)
     try:
         yield

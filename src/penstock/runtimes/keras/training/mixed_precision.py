@@ -21,7 +21,7 @@ _MIXED = (FLOAT16, "mixed_bfloat16")
 
 @contextmanager
 def built_under(policy: str | None) -> Iterator[None]:
-    """Layers that are made inside the block have this policy, unless they are given another one."""
+    """Layers that are made inside the context have this policy, unless they are given another one."""
     before = keras.config.dtype_policy()
     if policy is not None:
         keras.config.set_dtype_policy(policy)
@@ -38,7 +38,7 @@ def apply_policy(model: Any, policy: str, *, is_built_under: bool) -> None:
 
     Raises:
         ModelError: No layer computes in float32.
-        UsageError: A loss scale is needed, and the model's own step might not use it.
+        UsageError: A loss scale is needed, and the model's own step may not use it.
     """
     layers = list(model._flatten_layers())
     if not (is_built_under and any(_name(layer) == policy for layer in layers)):

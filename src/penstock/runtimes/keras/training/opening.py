@@ -77,8 +77,8 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
         )
     refusal = _refusal(model) if len(devices) > 1 else ""
     is_mirrored = len(devices) > 1 and not refusal
-    # On one CPU, a model without variables gets them when its step is traced, as in `model.fit`: not every model can be
-    # built before its first step.
+    # On one CPU a model without variables gets them when its step is traced, as in `model.fit`: not every model can be
+    # built before.
     is_built = is_mirrored or settings.accumulate > 1 or settings.is_undoable or settings.is_measured
     is_built = is_built or settings.step is not None or model.built or "GPU" in devices[0]
     if is_built:

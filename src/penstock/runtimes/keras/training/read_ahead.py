@@ -1,4 +1,4 @@
-"""A thread that makes batches, or the blocks that they are cut from, while a step runs."""
+"""A thread that makes batches, or the rows that they are cut from, while a step runs."""
 
 from __future__ import annotations
 

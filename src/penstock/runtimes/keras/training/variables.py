@@ -1,4 +1,4 @@
-"""The variables that a step reads and writes, as arrays: a checkpoint keeps these."""
+"""The variables that a step reads and writes, as arrays: what a checkpoint keeps."""
 
 from __future__ import annotations
 
