@@ -1,4 +1,4 @@
-"""Penstock inside of Ray's own jobs.
+"""Penstock inside the user's own jobs on Ray.
 
 >>> rows = ray.data.read_parquet("rows/")                                                        # doctest: +SKIP
 >>> options = {"keep": "name", "on_error": "nan"}                                                # doctest: +SKIP
@@ -34,22 +34,21 @@ _OF_WHOLE_INPUTS = (
     *("format", "part_rows", "max_failures", "trace"),
     *("engine", "address", "resources", "max_nodes"),
 )
-"""Options for whole inputs: which rows are taken, what is measured first, how predictions are written, and on which
-machines a job runs."""
+"""Options of whole jobs, which a `Predictor` refuses: which rows are taken, the plan, and how results are written."""
 
 
 class Predictor:
     """A callable class that predicts batches: for `ray.data.Dataset.map_batches`, or for any other caller.
 
     The first batch loads the model, in processes of penstock's own, on the devices and cores that Ray gives to the
-    actor. Several threads may call at once. A copy (by pickle) starts anew.
+    actor. Several threads may call at the same time. A copy (by pickle) starts its own processes.
 
     Args:
         model: As in `penstock.predict`: a path, `module:function`, or a function that builds a Keras model.
-        batch_size: Rows that a device sees in one step; by default as many as suit the model and the first batch.
+        batch_size: Rows that a device sees in one step; by default, a number that suits the model and the first batch.
         on_error: What to do when rows fail: "raise" (the default), "skip" leaves the rows out, "nan" puts NaN (None in
-            text and lists) in their place, and adds a column `error`: the reason, or the empty text.
-        **keywords: As the options of `penstock.predict`, without those that select rows or say how to write.
+            text and lists) in their place, and adds a column `error` with the reason, or with empty text.
+        **keywords: The options of `penstock.predict`, except those that select rows or decide how to write.
 
     Raises:
         PenstockError: See `penstock.errors` for the tree.
@@ -106,7 +105,7 @@ class Predictor:
         return running.answer(piece)
 
     def close(self) -> None:
-        """End its processes; otherwise they end with the object. The next batch would start them anew."""
+        """End its processes; otherwise they end with the object. A later batch starts new ones."""
         with self._lock:
             if self._closing is not None:
                 self._closing()
@@ -127,7 +126,7 @@ def _take_what_ray_lends() -> None:
     context = ray.get_runtime_context()
     if context.get_actor_id() is None:
         return
-    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it; penstock gives each replica its threads
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it; Penstock sets the threads of each replica itself
     cpus = context.get_assigned_resources().get("CPU", 0)
     if cpus:
         os.environ.setdefault(CORES, str(max(1, int(cpus))))

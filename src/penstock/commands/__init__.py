@@ -1,1 +1,1 @@
-"""What the public functions do, one file each."""
+"""The work of the public functions, one file for each."""

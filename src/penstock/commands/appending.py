@@ -1,9 +1,9 @@
-"""`--append`: a finished job takes in the files that its input has since. They are a new generation of its manifest.
+"""`--append`: a finished job also predicts files that are new in its input. They are a new generation in its manifest.
 
-A job's files keep their order: those that it began with, then those of each append. So spans and parts of an append
-have the numbers that follow, and whatever reads a manifest sees one longer list. An append begins when the manifest is
-replaced, in one step: before that the job is finished as it was, and after that it is unfinished, and `resume` goes on
-with it. No part that was there before is touched.
+The files of a job keep their order: first those with which it began, then those of each append. So the spans and parts
+of an append have the next numbers, and a reader of the manifest sees one longer list. An append begins when the
+manifest is replaced, in one step. Before that the job is finished, as it was; after that it is unfinished, and `resume`
+goes on with it. Parts that were there before do not change.
 """
 
 import itertools
@@ -37,17 +37,17 @@ class Arranged:
     """A job with its files in the order of its manifest."""
 
     task: FolderJob
-    """With the files that the manifest has, as far as they are there."""
+    """The job with the files of the manifest."""
     grown: FolderJob | None = None
-    """With the files that are new, too; None where there are none."""
+    """The job with the new files, too; None where there are none."""
     num_new: int = 0
 
 
 def check_request(options: PredictOptions, *, has_output: bool, overwrite: bool) -> None:
-    """Refuse what an append cannot be.
+    """Refuse options that do not go with an append.
 
     Raises:
-        UsageError: It has no output, or some rows are left out, or the job would be removed.
+        UsageError: There is no output, or the options leave rows out, or would remove the job.
     """
     if not has_output:
         raise UsageError("append is for jobs with an output folder", received="append=True", hint="output=…")
@@ -84,9 +84,9 @@ def check_job(task: FolderJob, manifest: Manifest) -> None:
 
 
 def arrange(task: FolderJob, manifest: Manifest) -> Arranged:
-    """Put the files of a job into the order of its manifest, and tell those that are new.
+    """Put the files of a job into the order of its manifest, and find those that are new.
 
-    The files of an input that nothing was ever appended to are left as they come, unless it may have grown.
+    If nothing was ever appended to the job and it may not grow now, its files keep the order in which they are listed.
     """
     listing = _listing(task.source)
     count = len(manifest.generations)
@@ -95,7 +95,7 @@ def arrange(task: FolderJob, manifest: Manifest) -> Arranged:
         return Arranged(task)
     request = task.request | ({"data": manifest.request["data"]} if may_grow else {})
     if count == 1 and len(listing) == (manifest.generations[0].num_packed or len(manifest.fragments)):
-        return Arranged(replace(task, request=request))  # whether they are the same files is seen by the fingerprint
+        return Arranged(replace(task, request=request))  # the fingerprint shows whether these are the same files
     paths = [manifest.paths_of(number) for number in range(count)]
     *known, new = listing.distributed(paths)
     _check_all_there(paths, known)
@@ -113,7 +113,7 @@ def arrange(task: FolderJob, manifest: Manifest) -> Arranged:
 
 
 def _listing(source: Source) -> Paths | None:
-    """The files of a source, where they were listed."""
+    """The files of a source, in the order of their listing; None where the source has no list of files."""
     return source.paths if isinstance(source.paths, Paths) else None
 
 
@@ -133,13 +133,13 @@ def unfinished(output: str) -> OutputError:
 
 
 def reading_only(task: FolderJob, generations: Collection[int]) -> FolderJob:
-    """The job for a run that reads spans of these generations: its processes need the paths of no other files."""
+    """The job for a run that reads only spans of these generations: its processes need only these files' paths."""
     source = task.source
     return replace(task, source=source.only(generations)) if isinstance(source, Generations) else task
 
 
 def unfinished_generations(manifest: Manifest, records: Iterable[PartRecord]) -> set[int]:
-    """The generations of which not all spans are committed."""
+    """The generations with spans that are not committed yet."""
     starts = [generation.first_span for generation in manifest.generations]
     committed: Counter[int] = Counter()
     for record in records:
@@ -149,10 +149,10 @@ def unfinished_generations(manifest: Manifest, records: Iterable[PartRecord]) ->
 
 
 def begin(manifest: Manifest, task: FolderJob, settled: Settled) -> Manifest:
-    """The manifest of a job with its new files as one more generation: fixed from here on, as the first one was.
+    """The manifest of a job with its new files as one more generation, which is fixed from now on like the first one.
 
     Raises:
-        InputError: They have other columns.
+        InputError: The new files have other columns.
     """
     if settled.schema != manifest.schema:
         raise InputError(
@@ -183,7 +183,7 @@ def begin(manifest: Manifest, task: FolderJob, settled: Settled) -> Manifest:
 
 
 def first_generation(source: Source, num_fragments: int, how_divided: tuple[int, int]) -> Generation:
-    """The files of a job that begins, with their paths where its fragments do not tell them."""
+    """The first generation of a job. It has the paths of the files if a fragment stands for several of them."""
     listing = _listing(source)
     if listing is None or len(listing) == num_fragments:
         return Generation(division=how_divided)

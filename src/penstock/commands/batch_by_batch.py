@@ -1,6 +1,6 @@
-"""Batches one by one, in order, each by itself: for Keras callbacks, and for streams whose batches differ in shape.
+"""Predicts batches one after the other: for Keras callbacks, and for streams whose batches differ in shape.
 
-It is what `model.predict` does, and no faster than it: nothing overlaps.
+`model.predict` does the same, and this is no faster: nothing overlaps.
 """
 
 import itertools
@@ -30,8 +30,8 @@ class Hooks:
 
     Args:
         model: The model that the callbacks get.
-        callbacks: One, a list of them, or Keras's own list.
-        steps: How many batches there will be; None where nobody knows.
+        callbacks: One callback, a list of them, or a `CallbackList` of Keras.
+        steps: How many batches there will be; None where this is not known.
     """
 
     def __init__(self, model: Any, callbacks: Any, steps: int | None) -> None:
@@ -42,7 +42,7 @@ class Hooks:
 
     @property
     def batches_at_once(self) -> int:
-        """How many batches Keras runs between two calls of the callbacks, as the model was compiled."""
+        """How many batches Keras runs between two calls of the callbacks: a setting of `compile`."""
         return self._each
 
     def begin(self) -> None:
@@ -53,7 +53,7 @@ class Hooks:
         self._list.on_predict_batch_begin(self._step)
 
     def end_batch(self, outputs: Any) -> bool:
-        """Call the callbacks; returns whether to go on. Keras counts a last, shorter group as a whole one."""
+        """Call the callbacks. Returns whether to go on. Like Keras, this counts a shorter last group as a whole one."""
         self._step += self._each
         self._list.on_predict_batch_end(self._step - 1, {"outputs": outputs})
         return not getattr(self._model, "stop_predicting", False)
@@ -82,10 +82,10 @@ def _callback_list(model: Any, callbacks: Any, steps: int | None) -> Any:
 
 
 def batches_of(source: Source, batch_size: int) -> Iterator[InMemory]:
-    """Every batch of the input, by itself. A stream has batches already; other inputs are cut.
+    """Every batch of the input, as a source of its own. A stream has batches already; other inputs are cut.
 
     Raises:
-        UsageError: Rows are decoded only when they are fed, so that there are no batches of them here.
+        UsageError: A column has encoded rows, which are decoded only on their way to the model.
     """
     if isinstance(source, StreamedRows):
         for piece in source.batches():
@@ -115,7 +115,7 @@ def in_steps(
     hooks: Hooks | None,
     unpack: Unpack,
 ) -> None:
-    """Predict every batch and gather the answers, with the hooks called in between."""
+    """Predict every batch and gather the answers. Before and after each group of batches, the hooks are called."""
     remaining, rows = iter(batches), 0
     if hooks is not None:
         hooks.begin()

@@ -1,8 +1,8 @@
-"""Batches that callers hand over one by one, from any thread; each call waits for the answers of its batch.
+"""Predicts batches that callers pass one by one, from any thread. Each call waits for the answers of its batch.
 
-The job is started by its first batch, whose columns all others must have. It runs on the local engine, which is fed the
-spans of every batch: replicas are processes, so a row that fails, memory that runs out or a process that hangs is dealt
-with as in every job.
+The first batch starts the job, and all others must have the same columns. The job runs on the local engine, which gets
+the spans of every batch. Replicas are processes, so failed rows, memory that runs out and processes that hang are
+handled as in every job.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ from penstock.sources.python.batches import StreamPiece
 from penstock.sources.python.streaming import StreamedRows
 
 ERROR = "error"
-"""The column that says why a row failed, where failed rows stay in their places; empty, not None, for the others: of
-None alone Ray makes a column of numbers."""
+"""The column with the reason why a row failed, if failed rows stay in their places. It is empty text for other rows and
+not None: from None alone, Ray would make a column of numbers."""
 
 
 @dataclass
 class _Batch:
-    """A batch whose answers are waited for."""
+    """A batch for whose answers a call waits."""
 
     first_row: int
     num_spans: int
@@ -48,7 +48,7 @@ class _Batch:
     answered: Future[list[Result]] = field(default_factory=Future)
 
     def add(self, result: Result) -> None:
-        """Add the result of a span; its rows are numbered from the first one of the batch."""
+        """Add the result of a span. The rows of its failures are then numbered from the first row of the batch."""
         failures = tuple(replace(failure, row=failure.row - self.first_row) for failure in result.failures)
         self.results[result.span.index] = replace(result, failures=failures)
         if len(self.results) == self.num_spans:
@@ -60,9 +60,9 @@ class BatchByCall:
 
     Args:
         model: As in `penstock.predict`; not a live one.
-        options: Of the job.
-        on_error: What is done about failed rows: `raise`, `skip`, or `nan` in their places.
-        first: The first batch. It is not answered before it is given to `answer`.
+        options: The options of the job.
+        on_error: What happens to failed rows: `raise` an error, `skip` them, or put `nan` in their places.
+        first: The first batch, with which the job starts. Its answers come only from `answer`.
     """
 
     def __init__(self, model: Any, options: PredictOptions, on_error: str, first: StreamPiece) -> None:
@@ -90,7 +90,7 @@ class BatchByCall:
         """The answers of a batch, as columns.
 
         Raises:
-            PenstockError: A row failed, and `on_error` says to raise; or the engine cannot go on.
+            PenstockError: A row failed and `on_error` is `raise`; or the engine cannot go on.
         """
         results = self._begin(piece).answered.result() if piece.rows else []
         if self._on_error == "raise":
@@ -100,7 +100,7 @@ class BatchByCall:
         return self._in_their_places(columns, results, piece) if self._on_error == "nan" else columns
 
     def close(self) -> None:
-        """End the processes. Calls that wait raise. May be called twice."""
+        """End the processes. Calls that are waiting raise an error. It may be called twice."""
         self._feed.end()
         self._thread.join()
         self._held.close()
@@ -119,7 +119,7 @@ class BatchByCall:
             return batch
 
     def _divide(self, piece: StreamPiece) -> list[Span]:
-        """The spans of a batch: one for each replica at least, where it has enough rows for whole steps."""
+        """The spans of a batch. If it has enough rows for whole steps, there is at least one for each replica."""
         job, replicas = self._started.job, self._started.placement.replicas
         steps = -(-piece.rows // (replicas * job.batch_size))
         rows, _ = self._started.division()
@@ -130,7 +130,7 @@ class BatchByCall:
         ]
 
     def _work(self) -> None:
-        """Predict whatever comes, until the feed ends or an error ends all."""
+        """Predict all batches that come, until the feed ends or an error ends everything."""
         engine = self._started.engine
         assert isinstance(engine, LocalEngine)
         try:
@@ -163,9 +163,9 @@ class BatchByCall:
     def _in_their_places(
         self, columns: dict[str, Array], results: list[Result], piece: StreamPiece
     ) -> dict[str, Array]:
-        """All rows of a batch: NaN or None, and the reason, for those that failed. Kept columns are those of the batch.
+        """All rows of a batch. Failed rows are NaN or None, with the reason. Kept columns come from the batch itself.
 
-        Whole numbers become float64 in every batch, also in one without failures: batches have the same types.
+        Whole numbers become float64 in every batch, even without failures, so that all batches have the same types.
         """
         is_there, reasons = np.ones(piece.rows, bool), np.full(piece.rows, "", object)
         for failure in (failure for result in results for failure in result.failures):
@@ -203,7 +203,7 @@ def _holding(source: Source, piece: StreamPiece) -> Source:
 
 
 def _kept_names(schema: OutputSchema, options: PredictOptions) -> dict[str, str]:
-    """The columns that are kept, by the names that they get."""
+    """The kept columns, by their new names."""
     written = {spec.name for spec in schema.columns[schema.num_outputs :]}
     names = {options.rename.get(name, name): name for name in options.keep}
     return {new: name for new, name in names.items() if new in written}

@@ -1,4 +1,4 @@
-"""Dry run: everything that a job does before it predicts and writes."""
+"""Dry run: does everything that a job does before it predicts and writes."""
 
 import contextlib
 import tempfile
@@ -33,10 +33,10 @@ def describe(
 ) -> dict[str, Any]:
     """Load the model, bind the columns, compile the step and divide the input; describe what the job would do.
 
-    Of an append to a job that is there, only what would be appended is described.
+    For an append to an existing job, only what would be appended is described.
 
     Raises:
-        PenstockError: Whatever the job itself would raise before it begins.
+        PenstockError: Any error that the job itself would raise before it begins.
     """
     before = None
     if output is not None:
@@ -81,7 +81,7 @@ def describe(
 
 
 def _tried(task: FolderJob, before: Manifest | None) -> tuple[Started, Manifest, str | None]:
-    """All that happens before the first span: the engine, closed again, the manifest, and what `--check` says."""
+    """Do all that comes before the first span; returns the closed engine, the manifest, and the text of `--check`."""
     resumed = None if before is None else resumed_from(before, is_append=True)
     with tempfile.TemporaryFile(buffering=0) as log:
         context = RunContext(log, StopFlag())
@@ -100,10 +100,10 @@ def _tried(task: FolderJob, before: Manifest | None) -> tuple[Started, Manifest,
 
 
 def _grown(task: FolderJob, place: Place, before: Manifest) -> tuple[appending.Arranged, int]:
-    """The job in a place with the files that are new, and how many rows of it are left to do. Changes nothing.
+    """The existing job with its new files, and how many of its rows are left to do. Changes nothing.
 
     Raises:
-        PenstockError: Nothing can be appended to it, as `to_folder` says.
+        PenstockError: Nothing can be appended to the job; `to_folder` raises the same errors.
     """
     if before.is_older:
         raise older_job(place, before)

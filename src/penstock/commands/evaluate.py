@@ -37,12 +37,12 @@ _MOST_NAMED = 12
 
 
 def request_of(asked: EvaluateOptions, options: PredictOptions, classes: ClassNames = ()) -> MetricRequest:
-    """What is measured, as a judge takes it."""
+    """The request for a judge: what is measured."""
     return MetricRequest(asked.loss, asked.metrics, classes, asked.per_class, asked.confusion, options.batch_size)
 
 
 def keeping(options: PredictOptions, asked: EvaluateOptions) -> PredictOptions:
-    """The options with the columns of labels and weights kept.
+    """The options, with the columns of labels and weights among the kept ones.
 
     Raises:
         UsageError: No column of labels is named.
@@ -54,10 +54,10 @@ def keeping(options: PredictOptions, asked: EvaluateOptions) -> PredictOptions:
 
 
 def check_columns(opened: OpenedJob, asked: EvaluateOptions, options: PredictOptions) -> None:
-    """Check that the columns of labels and weights are there. What a function of the user gives is not known yet.
+    """Check that the columns of labels and weights exist. With a function of the user's, they are not known yet.
 
     Raises:
-        InputError: One is missing; the closest name is offered.
+        InputError: A column is missing; the message has the closest name.
     """
     if options.preprocess is not None or options.preprocess_row is not None:
         return
@@ -70,7 +70,7 @@ def check_columns(opened: OpenedJob, asked: EvaluateOptions, options: PredictOpt
 
 
 def classes_for(asked: EvaluateOptions, location: str | None, paths: Sequence[str]) -> ClassNames:
-    """The names of the classes: given, kept beside the model, or those of folders in their order."""
+    """The names of the classes: given by the user, from the file beside the model, or those of sorted folders."""
     if asked.labels:
         return asked.labels
     beside = classes_beside(location)
@@ -107,14 +107,14 @@ def evaluate_columns(
 def judge_for(
     model: Any, file: ModelFile | None, request: MetricRequest, options: PredictOptions, context: RunContext
 ) -> Judge:
-    """Where the metrics are computed. A process starts to load at once, beside the replicas.
+    """The judge, which computes the metrics. If it is a process, it starts to load at once, beside the replicas.
 
     Args:
-        model: As the caller gave it.
-        file: The model, where it is no live one and its loss or metrics are needed.
+        model: The model as the caller gave it.
+        file: The model file, if the model is not live and its loss or metrics are needed.
         request: What is measured.
-        options: Name the runtime.
-        context: Has the log of the process.
+        options: The options, with the runtime.
+        context: The context, with the log of the process.
     """
     if is_live_keras_model(model):
         return JudgeHere(model, request)
@@ -122,14 +122,14 @@ def judge_for(
 
 
 class TargetsOfRows(Protocol):
-    """Where labels and weights come from."""
+    """Gives the labels and weights of rows."""
 
     def shape(self, outputs: Structure, inputs: tuple[str, ...], specs: Mapping[str, TensorSpec]) -> FoldShape:
-        """What is folded, once the outputs of the model are known; `inputs` where the model must see those."""
+        """The shape of the fold, when the model's outputs are known. `inputs` are those that the model must see."""
         ...
 
     def read(self, result: Result) -> tuple[dict[str, Array], Mapping[int, str]]:
-        """Labels and weights of the rows of a result, and the places of those that have none, with the reason."""
+        """Labels and weights of the rows of a result, and the places of rows that lack one, with the reason."""
         ...
 
     def check_whole(self, rows: int) -> None:
@@ -147,7 +147,7 @@ class ColumnTargets:
         self.targets: Targets | None = None
 
     def shape(self, outputs: Structure, inputs: tuple[str, ...], specs: Mapping[str, TensorSpec]) -> FoldShape:
-        """What is folded, once the outputs of the model are known.
+        """The shape of the fold, once the outputs of the model are known.
 
         Raises:
             UsageError: An output has no column of labels, or there is no such output.
@@ -197,16 +197,16 @@ class ColumnTargets:
                 )
 
     def check_whole(self, rows: int) -> None:
-        """Columns of one input have as many rows."""
+        """Do nothing: columns of one input always have the same number of rows."""
 
 
 class Folding:
-    """Results on their way into a judge, with the failed rows counted.
+    """Passes results to a judge, and counts the failed rows.
 
     Args:
-        judge: What folds them.
-        targets: Where labels and weights come from.
-        max_failures: The share of rows that may fail; None where the first one ends the call.
+        judge: Folds the results.
+        targets: Gives the labels and weights.
+        max_failures: The share of rows that may fail; None if the first failed row ends the call.
     """
 
     def __init__(self, judge: Judge, targets: TargetsOfRows, max_failures: float | None) -> None:
@@ -232,7 +232,7 @@ class Folding:
         return self.finish()
 
     def finish(self) -> MetricResults:
-        """What was measured, after all results.
+        """The results of the judge, after all rows.
 
         Raises:
             TooManyFailures: Every row failed.
@@ -246,13 +246,13 @@ class Folding:
         return self._judge.finish()
 
     def count_failed(self, rows: int, listed_in: str) -> None:
-        """Count rows that failed before, when they were predicted, after all results; `listed_in` is their file."""
+        """Count rows that failed when they were predicted, after all results; `listed_in` is the file that has them."""
         self._rows += rows
         self.failures += rows
         self._listed_in = listed_in
 
     def add(self, result: Result, structure: str, specs: Mapping[str, TensorSpec]) -> None:
-        """Fold one result. `structure` is how the model gives its outputs."""
+        """Fold one result. `structure` is that of the model's outputs."""
         self._rows += result.span.rows
         self._note(result.failures, result)
         if not result.columns or not result.rows:
@@ -297,9 +297,9 @@ class Folding:
         return f"in {self._listed_in}" if self.failures else None
 
     def _test(self, run: Running, reason: str) -> MetricResults:
-        """Have the model see every row itself, in order, on one device."""
+        """Run the model's own `test_step` on every row, in order, on one device."""
         started = run.started
-        # The process of the metrics reads files, but shares no memory with this one.
+        # The metrics process can read files, but no rows that are only in the memory of this process.
         is_reached = isinstance(self._judge, JudgeHere) or (started is not None and bool(started.source.paths))
         if started is None or started.is_streamed or not isinstance(self._targets, ColumnTargets) or not is_reached:
             raise ModelError(
@@ -346,7 +346,7 @@ def _specs(run: Running) -> Mapping[str, TensorSpec]:
 
 
 def _structure(names: Sequence[str], kind: str) -> Structure:
-    """The structure of outputs. Of a model that declares none only its answers show that there are several."""
+    """The structure of outputs. If a model declares none, only its answers show that there are several."""
     return Structure("dict" if kind == "single" and len(names) > 1 else kind, tuple(names))
 
 

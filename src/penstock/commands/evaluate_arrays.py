@@ -1,4 +1,4 @@
-"""The drop-in for `model.evaluate`: labels that are passed as arrays, or come with the batches of a dataset."""
+"""The drop-in for `model.evaluate`: labels are passed as arrays, or come with the batches of a dataset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ONE = "single"
 
 @dataclass(frozen=True)
 class EvaluateArguments:
-    """What was passed, as `model.evaluate` takes it."""
+    """The arguments of `model.evaluate` that the caller passed."""
 
     x: Any
     y: Any = None
@@ -40,7 +40,7 @@ class EvaluateArguments:
 def evaluate(
     model: Any, passed: EvaluateArguments, options: PredictOptions, asked: EvaluateOptions, wanted: Wanted
 ) -> Any:
-    """What `model.evaluate` returns; an Evaluation where classes are counted.
+    """The same values as `model.evaluate` returns, or an Evaluation if classes are counted.
 
     Raises:
         UsageError: There are no labels.
@@ -71,7 +71,7 @@ def evaluate(
 
 
 def _reason_for_keras(model: Any, passed: EvaluateArguments, request: MetricRequest) -> str | None:
-    """Why Keras itself evaluates a live model, in words; None where its predictions are all that is needed."""
+    """Why Keras itself must evaluate a live model, in words; None if its predictions are enough."""
     if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(model).__mro__):
         return "it is a model of tf_keras"
     if passed.callbacks or passed.steps is not None:
@@ -84,7 +84,7 @@ def _reason_for_keras(model: Any, passed: EvaluateArguments, request: MetricRequ
 def _by_keras(
     model: Any, passed: EvaluateArguments, options: PredictOptions, request: MetricRequest, wanted: Wanted, reason: str
 ) -> Any:
-    """The model's own `evaluate`, in order on one device."""
+    """Call the model's own `evaluate`, which goes in order on one device."""
     if request.loss or request.metrics or request.per_class or request.confusion:
         raise ModelError(
             "only the compiled loss and metrics of this model can be had",
@@ -103,7 +103,7 @@ def _by_keras(
 
 
 def _targets_of(passed: EvaluateArguments) -> tuple[_GivenTargets, Any]:
-    """Where labels and weights come from, and the input without them."""
+    """The object that gives labels and weights, and the input without them."""
     if passed.y is not None:
         weights = _flat(passed.sample_weight) if passed.sample_weight is not None else {}
         return _GivenTargets(_flat(passed.y), weights), passed.x
@@ -131,7 +131,7 @@ def _batches(data: Any) -> Iterable[Any] | None:
 
 
 def _flat(given: Any) -> dict[str, Array]:
-    """Arrays by name: of a list by place, of one array under no name."""
+    """Arrays by name. In a list, the name is the place; a single array has the name ""."""
     if isinstance(given, Mapping):
         return {str(name): _array(value) for name, value in given.items()}
     if isinstance(given, (list, tuple)) and given and all(hasattr(each, "shape") for each in given):
@@ -140,7 +140,7 @@ def _flat(given: Any) -> dict[str, Array]:
 
 
 def _array(value: Any) -> Array:
-    if hasattr(value, "detach"):  # of torch
+    if hasattr(value, "detach"):  # a tensor of torch
         value = value.detach().cpu()
     array = np.asarray(value)
     if array.ndim == 0 or array.dtype.kind not in "biuf":
@@ -161,7 +161,7 @@ class _GivenTargets:
         self._names: dict[str, str] = {}
 
     def shape(self, outputs: Structure, inputs: tuple[str, ...], specs: Mapping[str, Any]) -> FoldShape:
-        """What is folded. Labels of a list belong to the outputs in order, those of a dict by name."""
+        """The shape of the fold. Labels in a list belong to the outputs in order, labels in a dict by name."""
         labels, self._names = _named("y", list(self._labels), outputs)
         weights, _ = _named("sample_weight", list(self._weights), outputs)
         return FoldShape(outputs, labels, weights, inputs)
@@ -185,7 +185,7 @@ class _GivenTargets:
         return self._names[name] if prefix == LABEL else name
 
     def check_whole(self, rows: int) -> None:
-        """Check that no label is left.
+        """Check that there are as many labels as rows.
 
         Raises:
             InputError: There are more labels than rows.
@@ -197,15 +197,15 @@ class _GivenTargets:
 
 
 def _named(what: str, names: list[str], outputs: Structure) -> tuple[Structure, dict[str, str]]:
-    """The structure of what was passed, and the output of each array.
+    """The structure of the arrays that were passed, and the output of each.
 
     Raises:
-        UsageError: They are not those of the model's outputs.
+        UsageError: The names are not those of the model's outputs.
     """
     if not names:
         return Structure(_ONE, ()), {}
     if names == [""]:
-        # One array of weights is for every output; one of labels is for the only one.
+        # A single array of weights is for all outputs; a single array of labels is for the only output.
         if what == "y" and len(outputs.names) > 1:
             raise UsageError(
                 "the model has several outputs", received="y is one array", allowed=", ".join(outputs.names)
@@ -222,7 +222,7 @@ def _named(what: str, names: list[str], outputs: Structure) -> tuple[Structure, 
 
 
 class _StreamedTargets(_GivenTargets):
-    """Labels and weights that come with the batches of a stream, and are kept until their predictions are there."""
+    """Labels and weights that come with the batches of a stream. They are kept until their predictions arrive."""
 
     def __init__(self) -> None:
         super().__init__({}, {})
@@ -230,7 +230,7 @@ class _StreamedTargets(_GivenTargets):
         self._pulled = 0
 
     def inputs(self, batches: Iterable[Any]) -> Iterator[tuple[Any]]:
-        """The inputs of every batch; its labels and weights stay here.
+        """Yield the inputs of every batch, and keep its labels and weights.
 
         Raises:
             InputError: A batch has no labels.
@@ -246,13 +246,13 @@ class _StreamedTargets(_GivenTargets):
             labels = _flat(parts[1])
             weights = _flat(parts[2]) if len(parts) == 3 and parts[2] is not None else {}
             if not self._labels:
-                self._labels, self._weights = labels, weights  # their names, and the rows of a batch
+                self._labels, self._weights = labels, weights  # for their names, and for the number of rows of a batch
             self._waiting.append((self._pulled, labels, weights))
             self._pulled += len(next(iter(labels.values())))
             yield (parts[0],)
 
     def shape(self, outputs: Structure, inputs: tuple[str, ...], specs: Mapping[str, Any]) -> FoldShape:
-        """What is folded, in batches as large as the first one."""
+        """The shape of the fold, with batches as large as the first one."""
         rows = len(next(iter(self._labels.values())))
         return replace(super().shape(outputs, inputs, specs), batch_rows=rows)
 

@@ -1,4 +1,4 @@
-"""Evaluation of predictions in a folder: of those that `predict` has written, or that are written first."""
+"""Evaluation of predictions in a folder: `predict` has written them before, or they are written first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from penstock.storage.manifest import Manifest, changed_files
 from penstock.storage.verifying import altered_files
 
 _FUNCTIONS = ("preprocess", "preprocess_row", "postprocess")
-"""Options of the job that the loss and metrics do not depend on, and that may have been of a script."""
+"""Options of the job that do not affect the loss and metrics. They may name functions of a script, not found here."""
 
 
 def evaluate_by_column(
@@ -92,7 +92,7 @@ def predict_and_evaluate(
     *,
     overwrite: bool = False,
 ) -> Evaluation:
-    """Write the predictions as `predict` does, with the labels beside them, and evaluate what is there then."""
+    """Write the predictions and labels as `predict` does, and evaluate what is then in the folder."""
     began = time.perf_counter()
     given = options.keep
     options = keeping(options, asked)
@@ -105,7 +105,7 @@ def predict_and_evaluate(
         run_context(wanted.is_verbose) as context,
         contextlib.closing(judge_for(model, opened.file, request, options, context)) as judge,
     ):
-        opened_metrics = _open(judge)  # before hours of predicting
+        opened_metrics = _open(judge)  # so that errors come before hours of predicting
         kept = _kept_beside(opened_metrics.outputs, options.keep, given)
         if kept != options.keep:
             task = make_task(model, data, output, replace(options, keep=kept))
@@ -122,9 +122,9 @@ def predict_and_evaluate(
 
 
 def _kept_beside(outputs: Structure | None, keep: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
-    """The columns that are written beside predictions: not those of labels that are called as an output is.
+    """The columns that are written beside predictions. A label with the name of an output is left out.
 
-    They are read from the input instead. `given` are columns that the user wants to have written.
+    It is read from the input instead. `given` are columns that the user asked to write: they are not left out.
     """
     names = outputs.names if outputs is not None else ()
     return tuple(name for name in keep if name not in names or name in given)
@@ -133,7 +133,7 @@ def _kept_beside(outputs: Structure | None, keep: Sequence[str], given: Sequence
 def evaluate(
     folder: str, model: Any, data: Any, options: PredictOptions, asked: EvaluateOptions, wanted: Wanted
 ) -> Evaluation:
-    """Evaluate what `predict` has written. Labels are among its kept columns, or are read from the input again."""
+    """Evaluate predictions that `predict` wrote. Labels are among the kept columns, or are read from the input."""
     began = time.perf_counter()
     if not asked.label:
         raise UsageError("evaluation compares with true answers", hint="name their column: --label COLUMN")
@@ -161,7 +161,7 @@ def _open_model(model: Any, request: Mapping[str, Any], options: PredictOptions)
     """The model whose loss and metrics are meant; None for a live one.
 
     Raises:
-        UsageError: It was in memory when the predictions were written, and none is given.
+        UsageError: The model was only in memory when the predictions were written, and none is given now.
     """
     if model is None:
         raise UsageError(
@@ -179,10 +179,10 @@ def _open_model(model: Any, request: Mapping[str, Any], options: PredictOptions)
 
 
 def _open(judge: Judge) -> Opened:
-    """What is known of the model.
+    """Open the judge.
 
     Raises:
-        ModelError: It must see its inputs itself.
+        ModelError: The model must see its inputs itself.
     """
     opened = judge.open()
     if opened.reason is not None:
@@ -198,7 +198,7 @@ def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions,
     """Fold all predictions in a folder, in the order of their rows.
 
     Raises:
-        OutputError: Its outputs are not whole ones.
+        OutputError: The folder does not hold whole outputs of the model.
     """
     place, manifest = folder_state.open_job(folder)
     records = committed_records(place, manifest)
@@ -219,10 +219,10 @@ def _fold(folder: str, folding: Folding, opened: Opened, asked: EvaluateOptions,
 
 
 def _check_parts(folder: str) -> None:
-    """Check that all parts are there, and those of this machine as they were written: metrics of others would be wrong.
+    """Check that all parts are there and, on a disk, unchanged since they were written: else metrics would be wrong.
 
     Raises:
-        OutputError: They are not.
+        OutputError: A part is missing or damaged.
     """
     place, manifest = folder_state.open_job(folder)
     records = committed_records(place, manifest)
@@ -242,7 +242,7 @@ def _check_outputs(manifest: Manifest, folder: str) -> None:
     """Refuse predictions from which no metric can be had.
 
     Raises:
-        OutputError: Only the best classes were written, or what a function made of the outputs, or a plugin wrote them.
+        OutputError: Only the best classes or the results of a function were written, or a plugin wrote the parts.
     """
     request = manifest.request
     for name in ("top_k", "argmax", "postprocess", "squeeze"):
@@ -269,10 +269,10 @@ class _Stored:
     parts: WrittenParts
 
     def columns_for(self, asked: EvaluateOptions, data: Any) -> dict[str, str | _ByRow]:
-        """Where the columns of labels and weights are: in the parts, under a name, or in the input.
+        """The place of each column of labels and weights: its name in the parts, or the input.
 
         Raises:
-            UsageError: Neither has them.
+            UsageError: A column is in neither of them.
         """
         kept = list(self.manifest.schema.names)[self.manifest.schema.num_outputs :]
         wanted = [*asked.label.values(), *([asked.weight] if asked.weight is not None else [])]
@@ -309,7 +309,7 @@ class _Stored:
         }
 
     def outputs(self, declared: Structure | None) -> Structure:
-        """The outputs as the model gives them. That is by name where only some were written, or no model is known."""
+        """The structure of the outputs: the model's own, or by name if only some were written or no model is known."""
         written = tuple(self.manifest.schema.names)[: self.manifest.schema.num_outputs]
         if declared is None or len(declared.names) != len(written):
             return Structure("single" if len(written) == 1 else "dict", written)
@@ -331,7 +331,7 @@ class _Stored:
 
 
 def _runs(rows: Array) -> tuple[tuple[int, int], ...]:
-    """Runs of rows that follow one another: the first of each, and how many.
+    """Runs of consecutive rows: the first row of each run, and its length.
 
     >>> _runs(np.array([3, 4, 9]))
     ((3, 2), (9, 1))

@@ -1,4 +1,4 @@
-"""What an evaluation found, for people and for programs."""
+"""The result of an evaluation, for people and for programs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock.core.figures import counted
 _MOST_SHOWN_CLASSES = 30
 _LOSS = "_loss"
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1"}
-"""The figures of a class, and what they are called above their columns."""
+"""The figures of a class, to their titles in the table."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
-    `rows` were evaluated, and `failed` were not: they have no prediction or no label; `example` is the first of them.
-    `metrics` are by name, with `loss` first where there is one. `per_class` and `confusion` are None unless they were
-    asked for; of a model with several outputs they are by output. `output` is the folder of the predictions, if there
-    is one.
+    `rows` is the number of rows that were evaluated. `failed` is the number of those that were not, because they have
+    no prediction or no label; `example` is the first of them. `metrics` are by name; if there is a `loss`, it is first.
+    `per_class` and `confusion` are None unless they were requested; for a model with several outputs they are by
+    output. `output` is the folder of the predictions, if there is one.
     """
 
     rows: int
@@ -35,7 +35,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The evaluation as `--json` prints it: without what was not asked for."""
+        """The evaluation as `--json` prints it, without results that were not requested."""
         found = {"rows": self.rows, "failed": self.failed, "metrics": self.metrics, "seconds": self.seconds}
         wanted: dict[str, Any] = {"per_class": self.per_class, "confusion": self.confusion, "output": self.output}
         wanted |= {"first_failure": self.example, "notes": list(self.notes) or None}
@@ -54,14 +54,14 @@ class Evaluation:
 
 
 def _in_order(metrics: Iterable[str]) -> list[str]:
-    """The loss first; of several outputs the loss and the metrics of each stand together.
+    """The names of metrics in order: the loss first, then the loss and metrics of each output together.
 
     >>> _in_order(["loss", "a_accuracy", "b_accuracy", "a_loss", "b_loss"])
     ['loss', 'a_loss', 'a_accuracy', 'b_loss', 'b_accuracy']
     """
     names = list(metrics)
     losses = [name for name in names if name.endswith(_LOSS)]
-    # The longest prefix is the output of a metric: one output may be called as another one begins.
+    # The longest matching prefix is the output of a metric: the name of an output may begin with that of another.
     outputs = sorted((name.removesuffix(_LOSS) for name in losses), key=len, reverse=True)
 
     def place(name: str) -> tuple[int, bool, int]:

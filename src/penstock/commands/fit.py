@@ -62,14 +62,14 @@ _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
 _ON_ONE_DEVICE = "torch"
 """The backend of Keras that trains on one device."""
 _WHERE = ("devices", "engine", "address", "resources", "workers")
-"""What a resumed job is told anew: it may go on elsewhere."""
+"""Options that a resumed job does not take from its manifest: it may go on at another place."""
 
 
 Connect = Callable[[ClusterOptions, ShowLine], Machines]
 
 
 def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect = connect_machines) -> FitSummary:
-    """Train to the end, or go on with the job in the folder, or find that it is finished.
+    """Train to the end, or go on with the job in the folder, or return the result of a finished one.
 
     `connect` gives the machines of a cluster, where training runs on one.
 
@@ -91,7 +91,7 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
         check_place(place, overwrite=task.overwrite)
         existing = load_fit_manifest(place)
         if existing is None:
-            load_manifest(place)  # says what else is damaged or there
+            load_manifest(place)  # raises the right error if a manifest is damaged or of another kind
             if not _is_free(place):
                 raise OutputError(
                     "the output folder holds predictions", received=task.output, hint="choose another --output"
@@ -121,7 +121,7 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                     error.hint = f"{error.hint}; {go_on}"
                 if not is_left and not folder.replaces:
                     _remove(place)
-                    # The log stays where it says more than the error does.
+                    # The log stays if it has more information than the error.
                     if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
                         place.leave_no_trace(existed=existed)
                 raise
@@ -132,10 +132,10 @@ def _resume_line(task: FitTask) -> str:
 
 
 def _check_apart(task: FitTask, place: Place) -> None:
-    """Refuse to train the model that training writes: it would be gone before it is read.
+    """Refuse to train the model that training writes: it might be removed before it is read.
 
     Raises:
-        UsageError: It is that model.
+        UsageError: The model to train is the one in the output folder.
     """
     written = os.path.join(place.address(), MODEL)
     if task.model.kind != "builder" and os.path.realpath(task.model.location) == os.path.realpath(written):
@@ -169,14 +169,14 @@ class _Folder:
 
 
 def _remove(place: Place) -> None:
-    """Remove what a training job writes, and nothing else."""
+    """Remove the files that a training job writes, and nothing else."""
     folder = place.address()
     with output_errors():
-        # The result first: without it, nothing looks finished.
+        # The result goes first: without it, the job does not look finished.
         failures = ALL_FAILURES
         place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures])
         place.remove([f"{INTERNAL}/{BATCH_SIZE}", VALIDATION_ROWS, DIGESTS])
-        # What a run that was killed in between had not put into its place yet.
+        # A run that was killed may have left temporary files.
         place.remove(f"{name}.tmp" for name in (RESULT, LABELS_FILE, VALIDATION_ROWS, DIGESTS, MANIFEST))
         end_turns(folder)
         crash_point("recovery_removed")
@@ -187,11 +187,11 @@ def _remove(place: Place) -> None:
 
 
 def _check_same(task: FitTask, place: Place, existing: FitManifest, progress: Progress, *, is_finished: bool) -> None:
-    """Check that the job in the folder is the one that is asked for. One that is finished reads nothing any more.
+    """Check that the job in the folder is the requested one. Files of a finished job are not read for this.
 
     Raises:
         OutputError: It is another job.
-        InputError: The input was changed.
+        InputError: The input has changed.
     """
     digest = task.model.digest
     if fingerprint(digest, task.fragments, task.request) == existing.fingerprint:
@@ -221,7 +221,7 @@ def _train(task: FitTask, folder: _Folder, display: TrainingDisplay, began: floa
         for line in (*task.notes, *fed_otherwise(task.request["model"], task.request)):
             display.note(line)
         backend = _backend(task, existing)
-        lines: list[str] = []  # shown when nothing else can be refused before the process starts
+        lines: list[str] = []  # shown only after all checks that come before the process starts
         labels = plan_labels(task, existing.classes if existing is not None else None, lines.append)
         machines: Machines | None = None
         workers = 0
@@ -272,7 +272,7 @@ def _train(task: FitTask, folder: _Folder, display: TrainingDisplay, began: floa
 
 
 def _write_labels(place: Place, classes: ClassNames) -> None:
-    """Write the names of classes, unless they are there: a run that was killed just before may have left them out."""
+    """Write the names of classes, unless the file has them: a run that was killed may have left it out."""
     content = json.dumps(classes, ensure_ascii=False).encode()
     with output_errors():
         if classes and place.read(LABELS_FILE) != content:
@@ -287,9 +287,10 @@ def _placed(
     workers: int,
     note: Callable[[str], None],
 ) -> tuple[FitJob, FitManifest]:
-    """The job with what it runs on. A resumed one runs on as many devices and threads as it began with.
+    """The job with its devices and threads, and its manifest.
 
-    The `workers` of a cluster choose their devices and threads themselves.
+    A resumed job has the devices and threads of its manifest, unless the user asks for others. The `workers` of a
+    cluster choose their devices and threads themselves.
     """
     options = task.options
     wanted = options.devices
@@ -345,23 +346,23 @@ def _devices(wanted: DeviceRequest, backend: str, note: Callable[[str], None]) -
 
 
 def _as_request(devices: Sequence[Device]) -> str:
-    """These devices as `--devices` has them."""
+    """These devices in the notation of `--devices`."""
     is_cpu = devices[0].kind == "cpu"
     return f"cpu:{len(devices)}" if is_cpu else "gpu:" + ",".join(str(each.index) for each in devices)
 
 
 def _count_classes(names: ClassNames) -> dict[str, int]:
-    """How many classes every output has whose labels are text; "" is the only output."""
+    """The number of classes of every output with labels of text; "" is the only output."""
     if isinstance(names, Mapping):
         return {output: len(each) for output, each in names.items()}
     return {"": len(names)} if names else {}
 
 
 def _backend(task: FitTask, existing: FitManifest | None) -> str:
-    """The backend of Keras: that of the job, the one that was asked for or of the environment, or the first installed.
+    """The backend of Keras: of the existing job, else requested, else of the environment, else the best installed one.
 
     Raises:
-        UsageError: What was asked for is none, or does not train on a cluster.
+        UsageError: The requested one is no backend, or does not train on a cluster.
     """
     runtime = existing.backend if existing is not None else task.options.runtime
     if task.options.cluster.engine == RAY:
@@ -415,7 +416,7 @@ def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str
     request = dict(manifest.request)
     model, data = request.pop("model"), request.pop("data")
     changes = {name: given[name] for name in (*_WHERE, "max_failures") if given.get(name) is not None}
-    # What decides devices is in the manifest, unless others are asked for.
+    # The devices come from the manifest, unless the user asks for others.
     others = {name: value for name, value in manifest.others.items() if name not in _WHERE}
     options, asked = make_fit({**others, **request, **changes})
     paths = [_Path(path) for path in data]
@@ -424,7 +425,7 @@ def resume_fit(output: str, progress: Progress, began: float, given: Mapping[str
 
 
 class _Path(os.PathLike[str]):
-    """A path as it was kept: a list of plain texts could be rows."""
+    """A path from a manifest, as an object that is no text: a list of texts could be taken for rows."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -439,16 +440,16 @@ def _checkpoints(place: Place) -> list[str]:
 
 
 def _as_begun(output: str, manifest: FitManifest) -> str:
-    """The command that goes on with a job on the machines that it began on."""
+    """The command that goes on with a job, on the same kind of engine with which it began."""
     try:
         where = make(ClusterOptions, {name: manifest.others.get(name) for name in options_of(ClusterOptions)})
-    except UsageError:  # begun by a version that took other values
+    except UsageError:  # another version of penstock, with other allowed values, began the job
         return f"penstock resume {output}"
     return where.resume_line(output, manifest.workers or None)
 
 
 def fit_status(output: str) -> dict[str, Any] | None:
-    """How far the training job in a folder is; None where there is no such job."""
+    """How far the training job in a folder has come; None where there is no such job."""
     place = place_of(output)
     manifest = load_fit_manifest(place)
     if manifest is None:

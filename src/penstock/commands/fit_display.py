@@ -1,4 +1,4 @@
-"""How training on files is shown while it runs, and what its time went into."""
+"""Shows training on files while it runs, and sums up how its time was spent."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.training.stages import Stage
 _BAR = 20
 _WAITS_FROM = 0.05
 _JUDGED_FROM_S = 3.0
-"""The bottleneck of a shorter run is chance."""
+"""A shorter run has no bottleneck: it would be a matter of chance."""
 _AROUND = (Stage.START, Stage.COMPILE, Stage.SAVE)
-"""What takes as long for a few rows as for many: the line `time:` has it, the bottleneck does not count it."""
+"""Stages that take as long for a few rows as for many: the line `time:` has them, the bottleneck leaves them out."""
 
 
 class TrainingDisplay:
-    """Shows training as people know it from Keras: a bar for the epoch, and a line at its end. Writes its trace."""
+    """Shows training as Keras does, with a bar for the epoch and a line at its end, and writes the trace."""
 
     def __init__(self, progress: Progress, epochs: int, trace: TraceWriter | None = None) -> None:
         self._progress = progress
@@ -32,13 +32,13 @@ class TrainingDisplay:
         self._now: Mapping[str, float] = {}
         self._began_at = 0
         self._epoch_began = self.began = time.monotonic()
-        """When the model was on its devices, this time."""
+        """When, in this run, the model was last put on its devices."""
         self.start = StartReport(0, 0, 0, ())
         self.epoch_s: list[float] = []
         self.has_begun = False
 
     def hear(self, report: Report) -> None:
-        """Show what the process that trains reports."""
+        """Show a report of the process that trains."""
         if isinstance(report, Note):
             self.note(report.text)
         elif isinstance(report, StartReport):
@@ -70,7 +70,7 @@ class TrainingDisplay:
 
     @property
     def waited(self) -> float:
-        """The share of its time that the model waited for rows, once it trained."""
+        """The share of the time of training in which the model waited for rows."""
         return self._share(Stage.WAIT)
 
     @property
@@ -81,7 +81,7 @@ class TrainingDisplay:
         return self.where.get(stage, 0.0) / max(1e-9, self._trained_s)
 
     def bottleneck(self) -> str:
-        """What limited this run, in words; empty where it was short."""
+        """What limited this run, in words; empty if the run was short."""
         if self._trained_s < _JUDGED_FROM_S:
             return ""
         kept = self._share(Stage.CHECKPOINT)
@@ -98,7 +98,7 @@ class TrainingDisplay:
         self._progress.note(text)
 
     def close(self) -> None:
-        """Show no more."""
+        """End the display."""
         self._progress.end()
 
     def _step(self, report: StepReport) -> None:

@@ -1,4 +1,4 @@
-"""Labels of a training job: where they are, which classes there are, which rows are held back, and what they count."""
+"""Labels of a training job: their columns and classes, the rows that are held back, and the weights of classes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MOST_NAMED = 10
 
 @dataclass(frozen=True)
 class LabelPlan:
-    """Rows to train on and to measure with, with labels that are numbers.
+    """The rows for training and validation, with labels that are numbers.
 
-    `classes` are their names, by output if there are several, where they were text; `class_weights` what rows count,
-    where all classes count alike.
+    `classes` are the names of the classes if the labels were text, by output if there are several. `class_weights` are
+    the weights of rows by class, if all classes are to count alike.
     """
 
     train: SourceRows
@@ -45,12 +45,12 @@ def plan_labels(task: FitTask, known: ClassNames | None, note: Callable[[str], N
 
     Args:
         task: The job.
-        known: The classes that a job in the folder began with.
+        known: The classes with which the job in the folder began.
         note: Takes lines for the user.
 
     Raises:
         InputError: The column is missing, or holds no labels.
-        UsageError: Options ask for what these labels are not.
+        UsageError: An option does not fit these labels.
     """
     asked = task.asked
     columns = [*asked.label.values(), *([asked.weight] if asked.weight is not None else [])]
@@ -79,7 +79,7 @@ def plan_labels(task: FitTask, known: ClassNames | None, note: Callable[[str], N
 
 
 def _text_columns(source: Source, label: Mapping[str, str]) -> dict[str, str]:
-    """The columns of labels that are text, each with the first output that is compared with it."""
+    """The columns of labels that are text, each with the first output for which it has the labels."""
     columns: dict[str, str] = {}
     for output, column in label.items():
         if source.schema()[column].dtype == STRING:
@@ -88,17 +88,17 @@ def _text_columns(source: Source, label: Mapping[str, str]) -> dict[str, str]:
 
 
 def _by_output(names: Mapping[str, tuple[str, ...]], label: Mapping[str, str]) -> ClassNames:
-    """The names of classes as `labels.json` has them: one list for a model with one output, which need not be named."""
+    """The names of classes in the form of `labels.json`: one list if there is one output, else a list by output."""
     if len(label) == 1:
         return next(iter(names.values()), ())
     return {output: names[column] for output, column in label.items() if column in names}
 
 
 def _balanced_column(asked: FitOptions, text: Sequence[str]) -> str | None:
-    """The labels whose classes are divided or balanced: the only ones, or of several the only ones that are text.
+    """The column of labels whose classes are divided or balanced: the only one, or the only one that is text.
 
     Raises:
-        UsageError: There are several.
+        UsageError: There are several such columns.
     """
     if not asked.stratify and asked.class_weights is None:
         return None
@@ -117,7 +117,7 @@ def _vocabulary(
 ) -> tuple[str, ...]:
     """The names of the classes of an output in their order.
 
-    It is the order that the job began with, that of a model that was trained with them, or that of the alphabet.
+    The order is the one with which the job began, else that of `labels.json` beside the model, else alphabetical.
     """
     if known:
         return names_of(known, output)
@@ -133,7 +133,7 @@ def _vocabulary(
 
 
 def _shown(name: str) -> str:
-    """The name of a class as it is shown: quoted where it is empty or would disturb the line."""
+    """The name of a class as it is shown: quoted if it is empty or has spaces or control characters at its ends."""
     return name if name.isprintable() and name.strip() == name and name else repr(name)
 
 
@@ -169,7 +169,7 @@ def _split(
 
 
 def _weights(classes: Classes, names: tuple[str, ...], rows: RowSet | None) -> dict[int, float]:
-    """What a row of every class counts, by the number of the class. Rows that are held back are not counted."""
+    """The weight of a row of every class, by the number of the class. Only rows for training are counted for it."""
     weights = classes.balanced_weights(rows.numbers(np.arange(rows.count)) if rows is not None else None)
     if not names:
         return weights

@@ -1,4 +1,4 @@
-"""Training on a cluster: what it needs, and how its machines are reached."""
+"""Training on a cluster: its requirements, and the connection to its machines."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def connect_machines(cluster: ClusterOptions, show: ShowLine) -> Machines:
     """The machines of a Ray cluster.
 
     Raises:
-        DeviceError: There is none, or it refuses.
+        DeviceError: There is no cluster, or it refuses the connection.
     """
     ray, disconnect = connect(cluster.address, show)
     return RayTransport(ray, disconnect, cluster.resources)
 
 
 def cluster_backend(wanted: str | None) -> str:
-    """The backend of Keras that trains on several machines; `wanted` was asked for, or the job began with it.
+    """The backend of Keras that trains on several machines. `wanted` is the requested backend, or that of the job.
 
     Raises:
-        UsageError: Another one was asked for.
-        DeviceError: It is not installed.
+        UsageError: `wanted` is another backend.
+        DeviceError: The backend is not installed.
     """
     wanted = wanted or os.environ.get("KERAS_BACKEND") or JAX
     if wanted != JAX:

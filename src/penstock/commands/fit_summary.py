@@ -1,4 +1,4 @@
-"""What training on files did, for people and for programs."""
+"""The result of training on files, for people and for programs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SHOWN_FROM = 0.005
 
 @dataclass(frozen=True)
 class FitSummary:
-    """What training did.
+    """The result of training.
 
-    `rows` are those of an epoch, without the `failed` ones, of which `example` is the first. `metrics` are those of
-    the last epoch, and `history` those of every one. `steps_before` were made before this run began, `epoch_s` are the
-    seconds that each of its epochs took, and `waited` is the share of its time that the model waited for rows.
-    `where` has the seconds of every stage of this run, `bottleneck` says what limited it, and `trace` is the file of
-    the trace. `inputs` are the columns that fed every input.
+    `rows` is the number of rows of an epoch without the `failed` ones, of which `example` is the first. `metrics` are
+    those of the last epoch, and `history` has those of every epoch. `steps_before` is the number of steps before this
+    run, `epoch_s` has the seconds of each of its epochs, and `waited` is the share of its time in which the model
+    waited for rows. `where` has the seconds of every stage of this run, `bottleneck` says what limited it, and `trace`
+    is the file of the trace. `inputs` are the columns that fed every input.
     """
 
     output: str

@@ -1,4 +1,4 @@
-"""A training job on files, opened: its model, its input, and what its fingerprint covers."""
+"""An opened training job on files: its model, its input, and the description that its fingerprint covers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FitTask:
     overwrite: bool = False
     is_verbose: bool = False
     is_resumed: bool = False
-    """The job in the folder is asked for: model, input and options are those of its manifest."""
+    """Whether the user resumes the job in the folder: model, input and options are those of its manifest."""
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:
@@ -43,7 +43,7 @@ class FitTask:
         return (*self.source.fragments(), *held)
 
     def files(self) -> list[Fragment]:
-        """Every file as it was listed; `fragments` has one for many small ones."""
+        """Every file as it was listed. In `fragments`, one entry may stand for many small files."""
         sources = (self.source, *([self.validation] if self.validation is not None else []))
         return [file for source in sources for file in listing(source.paths)]
 
@@ -56,10 +56,10 @@ def make_fit_task(
     asked: FitOptions,
     for_live_models: Mapping[str, Any] = MappingProxyType({}),
 ) -> FitTask:
-    """Open a training job. What is given of `for_live_models` is refused.
+    """Open a training job. Values in `for_live_models` are refused, because they are only for live models.
 
     Raises:
-        UsageError: There are no labels, no output, or the input is no files.
+        UsageError: There are no labels or no output, or the input is not files.
         ModelError: Models of this kind cannot be trained.
     """
     for name, value in for_live_models.items():

@@ -1,4 +1,4 @@
-"""The description of a job that writes to a folder: what the fingerprint covers, and a resumed run reads again."""
+"""The description of a job that writes to a folder. The fingerprint covers it, and a resumed run reads it again."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from penstock.storage.manifest import describe_difference
 class FolderJob:
     """A prediction job with an output: a folder, or the URL of a prefix in a remote store.
 
-    `request` is the plain description of the job that the fingerprint covers and the manifest keeps.
+    `request` describes the job in plain values; the fingerprint covers it, and the manifest keeps it.
     """
 
     model: ModelFile | LiveModel
@@ -39,30 +39,30 @@ class FolderJob:
     """Whether the parts that are there are read and compared with their checksums before the job goes on."""
     is_verbose: bool = False
     append: bool = False
-    """Files that a finished job does not have are predicted, too."""
+    """Whether files that are new since the job was finished are predicted, too."""
     is_resumed: bool = False
-    """The job in the folder is asked for, whatever new files there are."""
+    """Whether the user resumes the job in the folder, without regard to new files."""
     notes: tuple[str, ...] = ()
-    """What is told before the job begins."""
+    """Lines for the user before the job begins."""
     plan_command: str = RunContext.plan_command
     """The command that searches for the plan of this job."""
     goes_on_with: str = ""
-    """What a user does after an interruption, where that is not `penstock resume`."""
+    """What the user should do after an interruption, if it is not `penstock resume`."""
 
     @property
     def next_step(self) -> str:
-        """What a user does after an interruption."""
+        """What the user should do after an interruption."""
         return self.goes_on_with or self.options.cluster.resume_line(self.output)
 
 
 def make_task(model: Any, data: Any, output: str, options: PredictOptions) -> FolderJob:
     """The job behind a call, with the description that its fingerprint covers."""
     if options.cluster.engine == RAY and type(data).__module__.startswith("ray.data."):
-        raise not_elsewhere("a ray.data.Dataset")  # before it is opened, which has Ray execute it
+        raise not_elsewhere("a ray.data.Dataset")  # this comes before it is opened, because then Ray executes it
     opened = open_both(resolved(model, options), data, options)
     options = opened.options
     if isinstance(options.plan, str) and options.plan != NO_PLAN:
-        options = replace(options, plan=store.read_plan(options.plan))  # what it says is part of the request
+        options = replace(options, plan=store.read_plan(options.plan))  # the content of the plan is part of the request
     request = {"model": opened.location, "data": opened.arguments, **steps.as_request(options)}
     return FolderJob(opened.model, opened.digest, opened.source, output, options, request, notes=opened.notes)
 
@@ -79,9 +79,9 @@ def not_elsewhere(received: str) -> InputError:
 def other_job(
     output: str, then: Mapping[str, Any], request: Mapping[str, Any], command: str, *, is_resumed: bool
 ) -> OutputError:
-    """The error for a folder whose job was begun with another model, or with other options, than are there now.
+    """The error for a folder whose job began with another model or with other options than those of the request.
 
-    A job that is resumed is opened as its manifest says: a file or a module of it was changed then.
+    A resumed job gets its model and options from its manifest: there, a file or module has changed since.
     """
     received = f"{output}: {describe_difference(then, request)}"
     if is_resumed:

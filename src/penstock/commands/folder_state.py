@@ -1,4 +1,4 @@
-"""Looks at the job in a folder: how far it is, whether it is whole. Changes nothing."""
+"""The state of the job in a folder: how far it has come, and whether it is whole. Changes nothing."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +19,7 @@ def open_job(output: str) -> tuple[Place, Manifest]:
     """The place of an output and the manifest of the job there.
 
     Raises:
-        OutputError: There is none, or it cannot be read.
+        OutputError: There is no job, or its manifest cannot be read.
     """
     place = place_of(output)
     manifest = load_manifest(place)
@@ -65,7 +65,7 @@ def status(output: str) -> dict[str, Any]:
 
 
 def _figures_of(output: str, manifest: Manifest, records: Sequence[PartRecord]) -> dict[str, Any]:
-    """What `status` and `verify` both say of a job."""
+    """The figures of a job that both `status` and `verify` return."""
     return {
         "output": output,
         "state": "finished" if is_finished(manifest, records) else "unfinished",
@@ -91,9 +91,9 @@ def refusal_to_resume(place: Place, manifest: Manifest) -> OutputError | None:
 
 
 def resume_line(output: str, records: Sequence[PartRecord]) -> str:
-    """The command that goes on with a job: on a cluster, where its newest part was built on one.
+    """The command that goes on with a job. It names a cluster if the newest part was built on one.
 
-    Which cluster that was is kept nowhere: the line has no `--address`.
+    The address of that cluster is not kept, so the command has no `--address`.
     """
     newest = max(records, key=lambda record: record.written_at, default=None)
     return ClusterOptions(RAY if newest is not None and newest.node else LOCAL).resume_line(output)
@@ -122,7 +122,7 @@ def verify(output: str) -> dict[str, Any]:
             received=f"{output}, held by {holder}",
             hint=f"wait for it; penstock status {output} tells how far it is",
         )
-    # A part that is damaged does not count: its rows are not there.
+    # A damaged part does not count: its rows are missing.
     problems, intact = find_problems(place, manifest)
     told = [asdict(problem) for problem in problems]
     return {**_figures_of(output, manifest, intact), "is_whole": not problems, "problems": told}

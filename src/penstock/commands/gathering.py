@@ -1,4 +1,4 @@
-"""Gathering results into arrays, and what happens to rows that failed."""
+"""Gathers results into arrays, and handles rows that failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_on_error(value: str | None) -> None:
     """Refuse an unknown way to treat failed rows.
 
     Raises:
-        UsageError: It is none of ON_ERROR.
+        UsageError: The value is not in ON_ERROR.
     """
     if value not in (None, *ON_ERROR):
         raise UsageError("unknown on_error", received=f"on_error={value!r}", allowed=", ".join(map(repr, ON_ERROR)))
@@ -35,8 +35,8 @@ class Gathered:
     """The outputs of all results, one after the other.
 
     Args:
-        on_error: `raise` at a failed row, `skip` it, or put `nan` in its place.
-        labels: What classes are called.
+        on_error: At a failed row, `raise` an error, `skip` the row, or put `nan` in its place.
+        labels: The names of the classes.
         squeeze: Whether vectors of one value become plain values.
     """
 
@@ -51,7 +51,7 @@ class Gathered:
         """Add a result.
 
         Raises:
-            InputError: A row failed, and that is not to be.
+            InputError: A row failed, and `on_error` is `raise`.
         """
         if result.failures:
             self._note(result)
@@ -62,7 +62,7 @@ class Gathered:
                 self.pieces.setdefault(name, []).append(squeezed(column) if self.squeeze else column)
 
     def take(self, others: Gathered) -> None:
-        """Add all that another one has gathered."""
+        """Add all results that another `Gathered` has."""
         self.rows += others.rows
         self.failures += others.failures
         for name, pieces in others.pieces.items():

@@ -45,11 +45,11 @@ class Wanted:
     """How predictions are returned.
 
     Args:
-        on_error: What is done about rows that fail; None raises for arrays, and leaves them out of a stream.
-        steps: Take only so many batches.
-        callbacks: Of Keras, called with every batch.
+        on_error: What happens to failed rows. With None, they raise an error for arrays, and are left out of a stream.
+        steps: How many batches to take; None for all.
+        callbacks: Callbacks of Keras, called for every batch.
         progress: Shows the run.
-        is_verbose: Let the frameworks write all they want to.
+        is_verbose: Whether all output of the frameworks is shown.
     """
 
     on_error: str | None = None
@@ -83,7 +83,7 @@ def predict_arrays(model: Any, data: Any, options: PredictOptions, wanted: Wante
 
 
 def _only(source: Source, options: PredictOptions, steps: int | None) -> tuple[Source, PredictOptions]:
-    """The source and options with which only so many batches are taken."""
+    """The source and options, changed so that only so many batches are taken."""
     if steps is None:
         return source, options
     if isinstance(source, StreamedRows):
@@ -102,7 +102,7 @@ def run_context(is_verbose: bool) -> Iterator[RunContext]:
 
 
 def _start(model: ModelFile | LiveModel, source: Source, options: PredictOptions, context: RunContext) -> Started:
-    """Start a job, with the user's function behind the model; check its answers where that is asked for."""
+    """Start a job, with the user's function behind the model. If `options.check` is set, check its answers."""
     started = start_by_plan.start(model, Request(source, options), context)
     try:
         if options.check and isinstance(model, ModelFile):
@@ -118,11 +118,11 @@ def _describe_training(opened: OpenedJob, started: Started, progress: Progress) 
     for line in opened.notes:
         progress.note(line)
     for line in output_columns.describe_training(opened.location, started):
-        warnings.warn(line, stacklevel=caller())  # also where nothing is shown of a call that ends soon
+        warnings.warn(line, stacklevel=caller())  # the progress of a short call may not be shown at all
 
 
 def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted) -> Any:
-    """The drop-in for `model.predict`: no process, no file, and for a small array hardly any work of our own."""
+    """The drop-in for `model.predict`. It starts no process and writes no file, and is quick for a small array."""
     if options.rename:
         raise UsageError(
             "arrays that are returned have no names to change",
@@ -152,7 +152,7 @@ def _predict_live(model: Any, data: Any, options: PredictOptions, wanted: Wanted
 
 
 def _as_the_model_gave(columns: Mapping[str, Column], live: LiveModel) -> dict[str, Any]:
-    """Outputs as `model.predict` returns them: ragged tensors as such, and bfloat16 as bfloat16."""
+    """Outputs in the types of `model.predict`: ragged tensors stay ragged, and bfloat16 stays bfloat16."""
     call = live.replicas[0].call
     outputs = {
         name: to_ragged_tensor(column) if name in call.ragged_outputs else to_numpy(column)
@@ -160,7 +160,7 @@ def _as_the_model_gave(columns: Mapping[str, Column], live: LiveModel) -> dict[s
     }
     for spec in live.replicas[0].signature.outputs:
         if spec.dtype == "bfloat16" and spec.name in outputs:
-            # It travelled as float32, which holds it exactly.
+            # The values came as float32, which represents every bfloat16 exactly.
             import ml_dtypes
 
             outputs[spec.name] = outputs[spec.name].astype(ml_dtypes.bfloat16)
@@ -203,16 +203,16 @@ def _predict_batch_by_batch(
 
 
 def _is_plain(options: PredictOptions) -> bool:
-    """Whether a call has only options that `model.predict` has, so that nothing must be looked at first."""
+    """Whether a call has only such options that arrays can go to the model without further preparation."""
     likely = {name: getattr(options, name) for name in ("inputs", "batch_size", "preset", "scale", "offset")}
     return options == PredictOptions(**likely)
 
 
 def _is_fed_as_it_is(source: InMemory, signature: Signature) -> bool:
-    """Whether no column has to be looked into: text may be the paths of images, and a struct may hold them."""
+    """Whether no values must be examined first: text may be paths of images, and a struct may hold images."""
     columns = source.schema().values()
     if any(spec.varies for spec in columns):
-        return False  # whether such rows may be padded is found out first
+        return False  # it must first be found out whether these rows may be padded
     needs_look = any(spec.dtype in (STRING, OPAQUE) for spec in columns)
     return not needs_look or any(spec.dtype == STRING for spec in signature.inputs)
 
@@ -227,7 +227,7 @@ def _predict_columns(
             meter.failed += len(result.failures)
             gathered.add(result)
             if number == 0 and result.span.rows < len(source):
-                # Not before: a call that one span answers must not wait for a display.
+                # The display begins only now: a call with a single span must not wait for it.
                 shown.enter_context(_shown(wanted.progress, meter, len(source)))
     return gathered.columns()
 
@@ -252,7 +252,7 @@ def _results_of_columns(
 
 
 def _with_state(live: LiveModel, job: Job, placement: Placement, options: PredictOptions) -> tuple[Job, Placement]:
-    """The job as the model's state requires it. The first rows of these shapes tell, without a run."""
+    """The job and placement, changed as the model's state requires. The first rows of these shapes show the state."""
     shapes = tuple(spec.shape for spec in job.source.schema().values())
     if shapes not in live.states:
         first = next(iter(job.source.divide(job.batch_size)), None)
@@ -270,14 +270,14 @@ def _with_state(live: LiveModel, job: Job, placement: Placement, options: Predic
 
 
 def _shrink_if_slow(live: LiveModel, job: Job) -> int:
-    """The batch size by the rule of thumb, or a smaller one where such a batch would take a CPU long."""
+    """The batch size by the rule of thumb, or a smaller one if a batch of that size would take long on a CPU."""
     if job.batch_size <= 2 * tuning.TRIED_ROWS or live.devices[0].kind != "cpu":
         return job.batch_size
     shapes = tuple(spec.shape for spec in job.source.schema().values())
     if shapes not in live.few_s:
         few = replace(job, batch_size=tuning.TRIED_ROWS)
         batch = next(load_batches(few, next(iter(job.source.divide(few.batch_size)))))
-        # If the model rejects these rows, the run itself says so.
+        # If the model rejects these rows, the run itself raises the error.
         with contextlib.suppress(Exception):
             for _ in range(2):
                 began = time.perf_counter()
@@ -288,7 +288,7 @@ def _shrink_if_slow(live: LiveModel, job: Job) -> int:
 
 @dataclass(frozen=True)
 class Running:
-    """A job that is under way: its results in order, and what the model gives.
+    """A running job: its results in order, and the signature of the model.
 
     `started` is None for arrays that a live model takes as they are.
     """
@@ -300,7 +300,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(opened: OpenedJob, wanted: Wanted, context: RunContext) -> Iterator[Running]:
-    """Run a job whose results go somewhere else than to the caller: by the short way of `predict`, where that fits."""
+    """Run a job whose results are not returned to the caller. If possible, it goes the short way of `predict`."""
     model, source, options = opened.model, opened.source, opened.options
     meter = context.meter
     if isinstance(model, LiveModel) and isinstance(source, InMemory) and _is_plain(options):
@@ -348,7 +348,7 @@ def _shown(progress: Progress, meter: Meter, total: int) -> Iterator[None]:
 
 
 def _pack(columns: dict[str, Any], structure: str) -> Any:
-    # Of a model without declared outputs only the answers show that there are several.
+    # If a model declares no outputs, only its answers show that there are several.
     if structure == "dict" or (structure == "single" and len(columns) > 1):
         return columns
     values = list(columns.values())

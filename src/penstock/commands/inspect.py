@@ -1,4 +1,4 @@
-"""Inspection of a model, what it takes and gives, and of an input, what it holds."""
+"""Inspection of a model (its inputs and outputs) and of an input (its rows and columns)."""
 
 import contextlib
 import os
@@ -26,9 +26,9 @@ from penstock.sources.files.paths import is_url
 
 
 def describe_model(file: ModelFile, runtime: str | None, target: str) -> dict[str, Any]:
-    """What a model file is and, loaded on the CPU in a process of its own, what it takes and gives.
+    """Describe a model file, its inputs and outputs. It is loaded on the CPU, in a process of its own.
 
-    `target` is how it was named. A model that needs trust and has none is described, but not loaded.
+    `target` is the name that the user gave. A model that needs trust and has none is described, but not loaded.
     """
     facts = facts_of(file)
     described: dict[str, Any] = {"model": file.location, "kind": file.kind, "written_by": facts.writer}
@@ -89,7 +89,7 @@ def _describe_signature(signature: Signature) -> dict[str, Any]:
 
 
 def _command(file: ModelFile, described: dict[str, Any], target: str, runtime: str | None, *, needs_trust: bool) -> str:
-    """The command that runs the model as it was inspected. Columns are matched to its inputs by their names."""
+    """The command that runs the model with the options of the inspection. It matches columns to inputs by name."""
     parts = ["penstock", "predict", shlex.quote(target), "INPUT", "--output", "OUT"]
     if described.get("signature") and (file.signature is not None or described.get("other_signatures")):
         parts += ["--signature", shlex.quote(described["signature"])]
@@ -114,7 +114,7 @@ def _inputs(described: dict[str, Any]) -> str:
 
 
 def describe_input(target: str) -> dict[str, Any]:
-    """Count and describe what is behind a path, a folder or a glob."""
+    """Count and describe the rows of a path, a folder or a glob."""
     if not is_url(target) and not os.path.exists(target) and not any(mark in target for mark in "*?["):
         raise InputError("no such model, file or folder", received=target)
     source = open_files([target])
@@ -124,7 +124,7 @@ def describe_input(target: str) -> dict[str, Any]:
 
 
 def num_files(source: Source) -> int:
-    """How many files there are: a fragment may stand for many small ones."""
+    """How many files a source has. (A fragment may stand for many small files.)"""
     return len(source.paths or source.fragments())
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C once finishes what is in flight; twice stops at once. So do SIGTERM and a terminal that closes (SIGHUP)."""
+"""Ctrl-C: the first one finishes the work in flight, the second one stops at once. SIGTERM and SIGHUP do the same."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ _STOPPING = "stopping: what is in flight is finished and committed (again to sto
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """The signals that ask a command to stop. A SIGHUP that is ignored stays so: `nohup` asks for that."""
+    """The signals that ask a command to stop. If SIGHUP is ignored, as under `nohup`, it stays ignored."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if is_ignored else [signal.SIGHUP])]
 
 
 def let_go_of_lost_terminal() -> None:
-    """Where the terminal is closed, send to nowhere what is written to it: every write would be an error."""
+    """If the terminal was closed, send all output for it to /dev/null: otherwise every write would be an error."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
@@ -33,12 +33,12 @@ def let_go_of_lost_terminal() -> None:
 
 @contextmanager
 def graceful(tell: Callable[[str], None], stopping: Callable[[], str] = lambda: _STOPPING) -> Iterator[StopFlag]:
-    """While this is open, the first SIGINT, SIGTERM or SIGHUP raises the flag, and the second raises Interrupted.
+    """Inside the context, the first SIGINT, SIGTERM or SIGHUP raises the flag, and the second raises Interrupted.
 
-    The first one is answered with the words that `stopping` gives.
+    At the first one, the user gets the text that `stopping` returns.
 
-    Handlers can only be set on the main thread; on any other this does nothing, and the caller's own ways of
-    stopping a thread apply.
+    Handlers can only be set on the main thread. On any other thread this does nothing, and the caller must stop the
+    thread in its own way.
     """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
@@ -47,7 +47,7 @@ def graceful(tell: Callable[[str], None], stopping: Callable[[], str] = lambda: 
 
     def handle(number: int, frame: FrameType | None) -> None:
         if flag.is_raised and number == signal.SIGHUP:
-            return  # a terminal that closes sends it twice: from the shell, and from the kernel
+            return  # when a terminal closes, SIGHUP comes twice: from the shell and from the kernel
         if flag.is_raised:
             raise Interrupted.by_signal(number, "stopped at once")
         flag.signal_number = number
@@ -59,5 +59,5 @@ def graceful(tell: Callable[[str], None], stopping: Callable[[], str] = lambda: 
         yield flag
     finally:
         for number, handler in previous.items():
-            # None: a handler that was not set from Python and cannot be set again from there.
+            # None means that the handler was not set from Python: Python cannot set it again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

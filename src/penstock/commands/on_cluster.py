@@ -46,7 +46,7 @@ _NAMED = 4
 
 
 def runner_of(options: PredictOptions) -> MakeRun | None:
-    """What executes a job where its engine is a cluster; None for this machine."""
+    """Makes the run of a job whose engine is a cluster; None for this machine."""
     cluster = options.cluster
     if cluster.engine != RAY:
         return None
@@ -61,10 +61,10 @@ def runner_of(options: PredictOptions) -> MakeRun | None:
 
 
 def check_local(options: PredictOptions) -> None:
-    """Refuse a cluster where nothing is written that its nodes could write.
+    """Refuse a cluster for a call without an output: the nodes of a cluster must write what they predict.
 
     Raises:
-        UsageError: One is asked for.
+        UsageError: The engine is a cluster.
     """
     if options.cluster.engine == RAY:
         raise UsageError(
@@ -80,10 +80,10 @@ def _connect(cluster: ClusterOptions, show: ShowLine) -> Transport:
 
 
 def node_job(task: FolderJob) -> NodeJob:
-    """What nodes need of a job.
+    """Everything that nodes need of a job.
 
     Raises:
-        UsageError: It cannot run anywhere else than here.
+        UsageError: The job cannot run on other machines.
     """
     if not isinstance(task.model, ModelFile):
         raise UsageError(
@@ -107,7 +107,7 @@ class ClusterRun(Run):
     most_nodes: int | None = None
     _name: str = field(default_factory=lambda: secrets.token_hex(8))
     _old: Manifest | None = None
-    """What is replaced when the job begins."""
+    """The manifest of the job in the folder, which is replaced when this job begins."""
     _manifest: Manifest | None = None
     _is_append: bool = False
     _ledger: Ledger | None = None
@@ -162,7 +162,7 @@ class ClusterRun(Run):
         """Wait a moment for a machine that may be used.
 
         Raises:
-            DeviceError: There is none.
+            DeviceError: There is no such node.
         """
         until = time.monotonic() + _FIRST_NODE_S
         while not transport.names():
@@ -178,7 +178,7 @@ class ClusterRun(Run):
             time.sleep(0.2)
 
     def settle(self, kind: str, settled: Settled) -> None:
-        """Put the recipe of a kind into the manifest, and make the manifest with the first one."""
+        """Put the recipe of a kind of machine into the manifest. The first kind also makes the manifest."""
         self._check_state(settled.recipe.state)
         settled = replace(settled, kind=kind)
         before = self._manifest
@@ -224,11 +224,11 @@ class ClusterRun(Run):
         return outcomes
 
     def discard(self, attempt: str) -> None:
-        """Remove what an attempt wrote."""
+        """Remove the files that an attempt wrote."""
         self.place.drop_attempt(self._name, attempt)
 
     def _open(self, manifest: Manifest) -> None:
-        """Open the ledger, and say what is there."""
+        """Open the ledger, and tell the user what is committed already."""
         self._manifest = manifest
         with output_errors():
             self._ledger = Ledger(self.place, manifest, self.altered)
@@ -246,7 +246,7 @@ class ClusterRun(Run):
             self.begin_progress(self._manifest, self._rows_before)
 
     def _pieces(self) -> Iterator[PartPiece]:
-        """What is to be built. Asked for when a node is ready: the manifest is there by then."""
+        """The pieces to build. They are read only when a node is ready, and the manifest exists by then."""
         assert self._ledger is not None
         pinned = {piece.part for pieces in self._ledger.pinned_pieces().values() for piece in pieces}
         yield from (piece for piece in self._ledger.pending_pieces() if piece.part not in pinned)
@@ -256,7 +256,7 @@ class ClusterRun(Run):
         return sum(span.rows for span in self._manifest.spans[piece.first_span : piece.stop_span])
 
     def _end(self) -> Summary:
-        """What a run that is over ends with: its error, the interrupt, or its summary."""
+        """End a run: raise its error or the interrupt, or return its summary."""
         ledger, manifest = self._ledger, self._manifest
         if ledger is None or manifest is None:
             self.context.stop.check()
@@ -295,7 +295,7 @@ class ClusterRun(Run):
 
 
 def _with_beats(summary: Summary, beats: Mapping[str, Beat]) -> Summary:
-    """A summary with what nodes said last of their plans, loaders and memory."""
+    """A summary with the last reports of nodes on their plans, loaders and memory."""
     return replace(
         summary,
         plan=_by_node({name: beat.plan for name, beat in beats.items()}),
@@ -305,7 +305,7 @@ def _with_beats(summary: Summary, beats: Mapping[str, Beat]) -> Summary:
 
 
 def _by_node(said: Mapping[str, str]) -> str:
-    """What nodes said, each text once, with the nodes that said it."""
+    """The texts of nodes, each text once, with the nodes that sent it."""
     nodes: dict[str, list[str]] = {}
     for name, text in said.items():
         nodes.setdefault(text, []).append(name)
@@ -314,7 +314,7 @@ def _by_node(said: Mapping[str, str]) -> str:
 
 
 def _parcels_of(job: NodeJob) -> dict[str, dict[str, str]]:
-    """What can be sent to nodes that do not have it, by digest."""
+    """The files that can be sent to nodes that lack them, by digest."""
     known = {job.model.digest: {os.path.basename(job.model.location): job.model.location}}
     known |= {digest: parts_of_module(name) for name, digest in job.modules.items()}
     return {digest: paths for digest, paths in known.items() if can_be_sent(*paths.values())}

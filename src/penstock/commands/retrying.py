@@ -1,9 +1,9 @@
-"""Retry: the failed rows of a finished job run again, after the data or the function was mended.
+"""Retry: predicts the failed rows of a finished job again, after the data or the function was mended.
 
-The spans with failed rows run as they did, with the recipe of the job, so that a row has its old place in its batch. Of
-their results only the rows that had failed are taken. A part is replaced as the ledger replaces parts: after a crash it
-is the old one or the new one. A part whose rows all failed as before is left alone, so that a retry that was killed and
-is run again ends as one that was not.
+The spans with failed rows run in the same way as before, with the recipe of the job, so that a row has its old place in
+its batch. Only the rows that had failed are taken from their results. The ledger replaces a part so that after a crash
+it is either the old one or the new one. A part whose rows all failed in the same way as before is not changed: so a
+retry that was killed and runs again ends like one that was not killed.
 """
 
 import contextlib
@@ -48,15 +48,15 @@ from penstock.telemetry.trace import trace_to
 
 _MAY_CHANGE = ("preprocess", "preprocess_row")
 _GROUP = re.compile(r" and \d+ more(: [0-9a-f]{32})?$")
-"""The name of a fragment that stands for many small files."""
+"""The end of a fragment's name, if it stands for many small files."""
 
 
 def run(task: FolderJob, progress: Progress, began: float) -> Summary:
     """Predict the failed rows of the job in a folder again.
 
     Raises:
-        OutputError: There is no finished job, or one that cannot be retried.
-        InputError: The input was changed where no row had failed, or has another number of rows.
+        OutputError: There is no finished job, or it cannot be retried.
+        InputError: A file without failed rows has changed, or the input has another number of rows.
     """
     place = place_of(task.output)
     with place.lock():
@@ -95,10 +95,10 @@ def run(task: FolderJob, progress: Progress, began: float) -> Summary:
 def _by_kind(
     task: FolderJob, manifest: Manifest, records: list[PartRecord], failed: Mapping[int, str]
 ) -> dict[str, Mapping[int, str]]:
-    """Failed rows by the kind of machine whose recipe they ran by; kinds with one recipe are one.
+    """Failed rows by the kind of machine with whose recipe they ran. Kinds with the same recipe count as one.
 
     Raises:
-        DeviceError: A recipe is for devices that this machine has not.
+        DeviceError: A recipe is for devices that this machine does not have.
     """
     if len(manifest.kinds) < 2:
         return {"": failed}
@@ -140,11 +140,11 @@ def _check_retryable(task: FolderJob, manifest: Manifest, records: list[PartReco
 
 
 def _accepted(task: FolderJob, manifest: Manifest, records: list[PartRecord], failed: Mapping[int, str]) -> Manifest:
-    """The job with its input and its function as they are now, where only what had failed was changed.
+    """The manifest of the job with its current input and function, if only files with failed rows have changed.
 
     Raises:
         OutputError: It is another job.
-        InputError: The input was changed elsewhere, or has another number of rows.
+        InputError: Another file of the input has changed, or the input has another number of rows.
     """
     fragments = tuple(task.source.fragments())
     mark = fingerprint(task.model_digest, fragments, task.request)
@@ -201,10 +201,10 @@ def _nested(numbers: tuple[tuple[int, int], ...] | None) -> tuple[tuple[int, int
 
 
 def _check_kept(started: Started, manifest: Manifest) -> None:
-    """Rows of a part have kept columns of one type, also those that come later.
+    """Check the types of kept columns: rows that are put into a part must have the same types as its other rows.
 
     Raises:
-        InputError: The mended input gives others.
+        InputError: The mended input has other types.
     """
     before, now = manifest.schema, output_columns.output_schema(started, started.options)
     if now.columns[now.num_outputs :] != before.columns[before.num_outputs :]:
@@ -235,7 +235,7 @@ class _Retry(Run):
                 f"retrying {counted(len(self.failed), 'row')}: the spans that they are in have {run_again:,}"
             )
             self.meter.begin()
-            self.progress.begin(self.meter, self.meter.done_rows + run_again, 0)  # those of another kind are counted
+            self.progress.begin(self.meter, self.meter.done_rows + run_again, 0)  # those of other kinds are done
             try:
                 is_whole = self._replace_parts(started, manifest, ledger, spans)
             finally:
@@ -272,7 +272,7 @@ class _Retry(Run):
         return not expected
 
     def _picked(self, started: Started, results: Iterator[Result]) -> Iterator[Result]:
-        """Of every result the rows that are retried."""
+        """From every result, only the rows that are retried."""
         digester = unchanged.Digester(started.source, started.job.columns)
         for result in results:
             rows = np.array(_rows_of(result.span, self.failed), np.int64)

@@ -1,4 +1,4 @@
-"""Whether the job in a folder is the one that is asked for, and, where its input is another one, what changed."""
+"""Checks that the job in a folder is the requested one and, if its input differs, finds what has changed."""
 
 from collections.abc import Collection, Sequence
 
@@ -19,14 +19,14 @@ from penstock.storage.manifest import ARE_OTHERS, IS_NEW, Manifest, changed_file
 def check(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> str:
     """Check that a job differs from the one in the folder at most in the times of its input files.
 
-    The bytes that were read are compared by their digests. The rest is read as it is now.
+    Bytes that were read before are compared by their digests. Files that were not read yet may have changed.
 
     Returns:
-        The fingerprint of the job: another one than that in the folder, where its input was touched.
+        The fingerprint of the job. It differs from that in the folder if its input was touched.
 
     Raises:
-        OutputError: It is another job.
-        InputError: The input is another one.
+        OutputError: The folder holds another job.
+        InputError: The input has changed.
     """
     mark = fingerprint(task.model_digest, task.source.fragments(), task.request)
     if existing.fingerprint == mark:
@@ -50,7 +50,7 @@ def check(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> str
 
 
 def _check_input(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
-    """Check that the files of a job differ at most in their times from those that it began with.
+    """Check that the files of a job have at most other modification times than when it began.
 
     Raises:
         InputError: One of them changed.
@@ -59,7 +59,7 @@ def _check_input(task: FolderJob, existing: Manifest, records: list[PartRecord])
     committed = (span for record in records for span in existing.spans[record.first_span : record.stop_span])
     source = steps.select_rows(task.source, task.options)
     if existing.recipe.state == VARIABLES:
-        source = states.in_whole_batches(source)  # its spans are whole batches
+        source = states.in_whole_batches(source)  # the spans of such a job are whole batches
 
     def compare(touched: Collection[str]) -> None:
         unchanged.compare(source, committed, digests, existing.columns, touched)
@@ -95,7 +95,7 @@ def _first_that_is_not_in(paths: Sequence[str], others: Collection[str]) -> str 
 
 
 def _of_changed_fragments(manifest: Manifest, source: Source) -> set[str]:
-    """The files of fragments that are not as they were, where no file was added or removed since."""
+    """The files of fragments that have changed, if no file was added or removed since the job began."""
     files: set[str] = set()
     now = source.fragments()
     for number, generation in enumerate(manifest.generations):

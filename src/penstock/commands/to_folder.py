@@ -70,13 +70,13 @@ _NO_STREAM_GOES_ON = "a stream cannot be resumed: begin again with another outpu
 
 
 def run(task: FolderJob, progress: Progress, began: float, make_run: MakeRun | None = None) -> Summary:
-    """Run a job to its end, or resume it, or find that it is finished.
+    """Run a job to its end, or resume it, or return the summary of a finished one.
 
     Args:
         task: The job.
-        progress: Where it is shown.
+        progress: Shows the job.
         began: When the call began, by `time.perf_counter`.
-        make_run: What executes it; None for this machine.
+        make_run: Makes the object that executes the job; None for this machine.
 
     Raises:
         TooManyFailures: More rows failed than the job allows, or all of them. Those that did not are written.
@@ -102,14 +102,14 @@ def _run(task: FolderJob, progress: Progress, began: float, make_run: MakeRun) -
             summary, is_behind = _go_on(task, place, progress, began, existing, make_run)
         finally:
             _leave_no_trace(place, existed)
-    # What was unfinished is finished now: files that are new since then are one more append.
+    # The unfinished job is finished now: new files are one more append.
     return _run(task, progress, began, make_run) if is_behind else summary
 
 
 def _go_on(
     task: FolderJob, place: Place, progress: Progress, began: float, existing: Manifest, make_run: MakeRun
 ) -> tuple[Summary, bool]:
-    """Go on with the job in a place, or append to it; also tells whether files are left that can be appended now."""
+    """Go on with the job in a place, or append to it. Also returns whether there are files left to append now."""
     if existing.is_older:
         raise older_job(place, existing)
     altered: Collection[str] = ()
@@ -172,11 +172,11 @@ def _execute(
 def _same_job(
     task: FolderJob, place: Place, existing: Manifest, records: list[PartRecord], progress: Progress
 ) -> Manifest:
-    """The job in a folder, where it is the one that is asked for. Where its input was touched, the new times are noted.
+    """The manifest in a folder, if its job is the requested one. If the input was touched, the new times are noted.
 
     Raises:
-        OutputError: It is another job.
-        InputError: The input is another one.
+        OutputError: The folder holds another job.
+        InputError: The input has changed.
     """
     mark = same_job.check(task, existing, records)
     if existing.fingerprint == mark:
@@ -189,10 +189,10 @@ def _same_job(
 
 
 def check_place(place: Place, *, overwrite: bool) -> None:
-    """Refuse a place that is not ours to write to.
+    """Refuse a place to which Penstock may not write.
 
     Raises:
-        OutputError: It is not empty and holds no job of penstock.
+        OutputError: The place is not empty and holds no job of Penstock.
     """
     if not is_fresh(place) and not has_job(place):
         raise OutputError(
@@ -203,14 +203,14 @@ def check_place(place: Place, *, overwrite: bool) -> None:
 
 
 def _leave_no_trace(place: Place, existed: bool) -> None:
-    """A job that never began leaves no folder behind."""
-    with contextlib.suppress(OutputError):  # the error that brought us here is the one to tell
+    """Remove the folder of a job that never began."""
+    with contextlib.suppress(OutputError):  # the user must see the error that ended the job, not another one
         if not has_job(place):
             place.leave_no_trace(existed=existed)
 
 
 def finished_job(output: str, began: float) -> Summary | None:
-    """The summary of the job in a folder, where it is finished and of today's penstock."""
+    """The summary of the job in a folder; None if it is not finished, or an older Penstock wrote it."""
     place = place_of(output)
     manifest = load_manifest(place)
     if manifest is None or manifest.is_older:
@@ -234,7 +234,7 @@ def finished_before(output: str, manifest: Manifest, records: list[PartRecord], 
 
 
 def _counted(records: Sequence[PartRecord]) -> dict[str, Any]:
-    """What committed parts hold, as a summary has it."""
+    """The figures of committed parts, for a summary."""
     return {
         "rows": sum(record.rows for record in records),
         "failed": sum(record.failed for record in records),
@@ -255,13 +255,14 @@ class Run:
     context: RunContext
     meter: Meter
     altered: Collection[str] = ()
-    """Files of parts that have another content than was written."""
+    """Files of parts whose content has changed since they were written."""
     kind: str = ""
     """The kind of machine by whose recipe parts are built; empty for the one that is nearest to this machine."""
     only: Collection[int] | None = None
-    """The parts that are built; None for all."""
+    """The parts to build; None for all."""
     stopped_hint: str = "run the same command again"
-    """What a user does after an interruption. Once rows are predicted it is the way on; before, there may be no job."""
+    """What the user should do after an interruption. Before rows are predicted there may be no job to resume, so it is
+    replaced only then."""
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""
@@ -286,7 +287,7 @@ class Run:
             if manifest is None:
                 manifest = make_manifest(task, settled_by(started))
                 with output_errors():
-                    # Only now that the new job is known to begin is the old one removed.
+                    # The old job is removed only now, when it is certain that the new one begins.
                     if existing is not None:
                         remove_job(self.place, existing)
                     manifest.save(self.place)
@@ -301,7 +302,7 @@ class Run:
             return self.predict(started, manifest)
 
     def _with_kind(self, manifest: Manifest, started: Started) -> Manifest:
-        """The manifest with the kind of this machine, which parts that are built from now on get."""
+        """The manifest with the kind of this machine. Parts that are built from now on have this kind."""
         self.kind = kind_here(started) if manifest.kinds else ""
         if not self.kind or self.kind in manifest.kinds:
             return manifest
@@ -315,7 +316,7 @@ class Run:
         """Build damaged parts again by the recipe of the kind of machine that built them.
 
         Raises:
-            DeviceError: It has devices that this machine has not.
+            DeviceError: That kind has devices that this machine does not have.
         """
         with output_errors():
             ledger = Ledger(self.place, manifest, self.altered)
@@ -346,7 +347,7 @@ class Run:
         return check_answers(self.task.model, started, self.context)
 
     def predict(self, started: Started, manifest: Manifest) -> Summary:
-        """Predict what is not committed."""
+        """Predict the rows that are not committed yet."""
         ready = time.perf_counter()
         with output_errors():
             ledger = Ledger(self.place, manifest, self.altered, self.kind)
@@ -359,7 +360,8 @@ class Run:
             try:
                 pending = self._wanted(ledger)
                 spans = started.divide(manifest.part_rows) if started.is_streamed else pending
-                # Parts of a stream are counted as they come; planned ones are committed in whatever order they end.
+                # Results of a stream must come in order, because its parts are not planned; planned parts are committed
+                # in the order in which they end.
                 results = started.engine.run(spans, is_ordered=started.is_streamed)
                 order = None if started.is_streamed else [span.index for span in pending]
                 limit = FailureLimit(self.task.options.max_failures, before, order)
@@ -385,7 +387,7 @@ class Run:
             self.progress.note(f"{damage}: what it held is predicted again")
 
     def note_before(self, ledger: Ledger, manifest: Manifest) -> list[PartRecord]:
-        """Say what was committed before; returns it."""
+        """Tell the user how much was committed before; returns the records of it."""
         self._note_repairs(ledger)
         before = ledger.records
         self.meter.failed = sum(record.failed for record in before)
@@ -399,7 +401,7 @@ class Run:
             self.progress.note(f"since the job began, {changed}: the last digits of rows to come may differ")
 
     def begin_progress(self, manifest: Manifest, rows_before: int) -> None:
-        """Measure and show the run from now on: rows are predicted."""
+        """Measure and show the run from now on. It is called when rows begin to be predicted."""
         self.stopped_hint = self._way_on(manifest) if self.task.source.traits.is_resumable else _NO_STREAM_GOES_ON
         self.meter.begin()
         self.progress.begin(self.meter, manifest.rows, rows_before)
@@ -436,7 +438,7 @@ class Run:
         return ended
 
     def _write_all(self, started: Started, results: Iterator[Result], ledger: Ledger, limit: FailureLimit) -> None:
-        """Commit every result. Too many failures, or an error of the run, end that; what came before stays."""
+        """Commit every result. Too many failures or an error end this; results before them are committed."""
         problem: PenstockError | None = None
         parts = OpenParts(
             ledger,
@@ -446,7 +448,7 @@ class Run:
         )
         digester = unchanged.Digester(started.source, started.job.columns)
         with (
-            # Closed before an error is raised: finishers would go on with rows that nobody takes.
+            # `finished` must be closed before an error is raised, or finishers would go on with rows for nothing.
             contextlib.closing(output_columns.finished(started, results)) as finished,
             contextlib.closing(Writer(parts, self.meter, digester)) as writer,
         ):
@@ -460,7 +462,7 @@ class Run:
             except (OutputError, Interrupted):
                 raise
             except InputError as error:
-                # A file that is being rewritten looks damaged: what happened to it is the better thing to tell.
+                # A file that is being rewritten looks damaged: "it changed" is then the better error.
                 problem = unchanged.find_changed(self.task.source.fragments()) or error
             except PenstockError as error:
                 problem = error
@@ -471,7 +473,7 @@ class Run:
             raise problem
 
     def with_way_on(self, problem: PenstockError, manifest: Manifest, ledger: Ledger) -> PenstockError:
-        """What ended the run. Where a file is gone, with what is there of the output, and how it goes on."""
+        """The error that ended the run. If a file is gone, it gets a hint with the committed rows and the way on."""
         if isinstance(problem, FileGone):
             there = counted(rows_in(ledger.records), "row")
             problem.hint = f"{there} committed; put the file back; {self._way_on(manifest)}"
@@ -490,7 +492,7 @@ class Run:
         )
 
     def summary(self, manifest: Manifest, ledger: Ledger, rows_before: int, ready: float) -> Summary:
-        """What the run did, as far as the ledger and the meter say it."""
+        """The summary of the run, as far as it follows from the ledger and the meter."""
         now = time.perf_counter()
         records = ledger.records
         return Summary(
@@ -511,7 +513,7 @@ class Run:
 
 
 def make_manifest(task: FolderJob, settled: Settled) -> Manifest:
-    """Fix what may not change while the job lives: spans, parts, recipe, bindings, schema."""
+    """Make the manifest. It fixes what may not change in the life of a job: spans, parts, recipe, bindings, schema."""
     sink = kinds.sink(task.options.format)
     sink.check(settled.schema)
     spans = () if settled.is_streamed else stored_spans.store(settled.source.divide(*settled.division))
@@ -550,4 +552,4 @@ def built_elsewhere(kind: str, part: int) -> DeviceError:
 
 
 MakeRun = Callable[[FolderJob, Place, Progress, float, RunContext, Meter, Collection[str]], Run]
-"""Makes what executes a job, from the fields of `Run`."""
+"""Makes the `Run` that executes a job, from its fields."""

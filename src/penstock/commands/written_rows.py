@@ -32,8 +32,8 @@ class WrittenParts:
     """Parts of one format, in the order of their rows.
 
     Args:
-        suffix: What the names of their files end with.
-        schema: What they hold besides `row`.
+        suffix: The suffix of their file names.
+        schema: Their columns besides `row`.
         addresses: The files of each part, by their names in the output folder.
     """
 
@@ -45,17 +45,17 @@ class WrittenParts:
         """Blocks of `row` and these columns, in order.
 
         Raises:
-            OutputError: A file is not what was written.
+            OutputError: A file does not have the content that was written.
         """
         specs = {spec.name: spec for spec in self.schema.columns if spec.name in names}
         try:
             yield from _READERS[self.suffix](self.addresses, {ROW: TensorSpec(ROW, "int64", ()), **specs})
-        except (ValueError, KeyError) as error:  # Arrow's and json's errors are such
+        except (ValueError, KeyError) as error:  # the errors of Arrow and of json are subclasses of these
             raise OutputError("the predictions cannot be read", received=str(error).splitlines()[0]) from error
 
 
 def is_readable(suffix: str) -> bool:
-    """Whether parts of this format can be read back: those of a plugin cannot."""
+    """Whether parts of this format can be read back. Formats of plugins cannot."""
     return suffix in _READERS
 
 
@@ -97,7 +97,7 @@ def _read_json(parts: Sequence[Mapping[str, str]], specs: Specs) -> Iterator[Row
 
 
 def _column(spec: TensorSpec, values: list[Any]) -> Column:
-    """A column of plain Python values. In JSON a fraction that is not finite is null: NaN here."""
+    """A column from plain Python values. A float that is not finite is null in JSON, and becomes NaN here."""
     is_fraction = spec.dtype.startswith("float") or spec.dtype == "bfloat16"
     if is_fraction and spec.shape is not None and None not in spec.shape and not spec.varies and None not in values:
         return np.array(values, "float32" if spec.dtype in ("float16", "bfloat16") else spec.dtype)
@@ -132,7 +132,7 @@ def _read_csv(parts: Sequence[Mapping[str, str]], specs: Specs) -> Iterator[Rows
 
 
 def _csv_type(spec: TensorSpec) -> pa.DataType | None:
-    """The type of a field; None for what Arrow finds out itself, such as dates."""
+    """The type of a field; None for a type that Arrow detects itself, such as a date."""
     if spec.dtype == STRING or (names_in_header(spec) == [spec.name] and spec.shape != ()):
         return pa.large_string()
     if spec.dtype in ("float16", "bfloat16"):
@@ -163,7 +163,7 @@ _READERS: dict[str, Reader] = {
 
 
 class RowReader:
-    """Reads a column of a source as far as it is asked for. Row numbers grow from call to call."""
+    """Reads a column of a source only as far as it is needed. Row numbers must grow from call to call."""
 
     def __init__(self, source: Source, name: str) -> None:
         self._blocks = self._read(source, name)

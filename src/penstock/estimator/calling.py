@@ -23,7 +23,7 @@ MODEL_FN_TAKES = ("features", "labels", "mode", "params", "config")
 
 
 class Called(NamedTuple):
-    """What both functions are called with, besides their tensors."""
+    """The `model_fn`, and the arguments that both functions get besides their tensors."""
 
     model_fn: Callable[..., Any]
     params: Any
@@ -65,7 +65,7 @@ def check_model_fn(model_fn: Any, params: Any) -> None:
 
 
 def call_model_fn(called: Called, features: Any, labels: Any, mode: str) -> EstimatorSpec:
-    """Build the operations of `mode` in the graph that is the default now."""
+    """Build the operations of `mode` in the default graph."""
     names = argument_names(called.model_fn)
     offered = {"mode": mode, "params": called.params, "config": called.config}
     given = {name: value for name, value in offered.items() if name in names}
@@ -84,7 +84,7 @@ def call_model_fn(called: Called, features: Any, labels: Any, mode: str) -> Esti
 
 
 def call_input_fn(called: Called, input_fn: Callable[..., Any], mode: str, input_context: Any = None) -> Any:
-    """What the user's function returns: a dataset, or tensors. It is placed on the CPU."""
+    """Call the user's function, with its operations on the CPU. It returns a dataset, or tensors."""
     names = argument_names(input_fn)
     offered = {"mode": mode, "params": called.params, "config": called.config}
     given = {name: value for name, value in offered.items() if name in names}
@@ -130,14 +130,14 @@ def starts_iterator(initializer: Callable[[], Any]) -> Any:
 
 
 def begin_graph(config: RunConfig) -> Any:
-    """Seed the graph that is the default now and give it a global step; returns the step."""
+    """Seed the default graph, and give it a global step; returns the step."""
     tf.compat.v1.set_random_seed(config.tf_random_seed)
     return tf.compat.v1.train.create_global_step()
 
 
 @contextmanager
 def user_code(seed: int | None = None) -> Iterator[None]:
-    """Context for calls of `input_fn` and `model_fn`: their random numbers follow from `seed`, where there is one."""
+    """Context for calls of `input_fn` and `model_fn`. If a `seed` is given, it decides their random numbers."""
     try:
         with doorway_in_place(), keras_of_its_time(), quiet(), _seeded(seed):
             yield
@@ -169,7 +169,7 @@ def _arose_in_keras_3(error: BaseException) -> bool:
 
 @contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Initializers of Keras take their seeds from Python's own generator, not from the graph's seed."""
+    """Seed Python's own generator: Keras's initializers take their seeds from it, not from the graph."""
     if seed is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Estimators that came ready-made. Their code left TensorFlow; what they exported is served."""
+"""The ready-made Estimators of TensorFlow, whose code was removed from it. Models that they exported can be run."""
 
 from typing import Any, NoReturn
 
@@ -44,11 +44,11 @@ OF_TPU = ("InputPipelineConfig", "RunConfig", "TPUConfig", "TPUEstimator", "TPUE
 
 
 class LeftTensorFlow(ModelError, NotImplementedError):
-    """The code asked for was part of TensorFlow and is not any more."""
+    """The code that the user's script needs was removed from TensorFlow."""
 
 
 def gone(name: str) -> type:
-    """A class of this name, so that code which mentions it can be imported; using it says what to do."""
+    """A class of this name, so that code which mentions it can be imported. Its use raises an error with a hint."""
 
     def refuse(cls: type, *arguments: object, **named: object) -> NoReturn:
         if name in OF_TPU:
@@ -71,7 +71,7 @@ _made: dict[str, type] = {}
 
 
 def find(name: str, among: tuple[str, ...]) -> type:
-    """The stand-in for one of `among`, the same one each time.
+    """The stand-in class for one of the names `among`. It is the same class each time.
 
     Raises:
         AttributeError: There was no such name.

@@ -1,4 +1,4 @@
-"""Checkpoints: the one that a call uses, the rule where there is none, and the variables that a warm start takes."""
+"""Checkpoints: which one a call uses, what happens without one, and which variables a warm start takes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.runtimes.tensorflow.restoring import (
 
 
 def global_step_of(model_dir: str) -> int:
-    """The step that the newest checkpoint was saved at; 0 where there is none."""
+    """The step of the newest checkpoint; 0 where there is none."""
     path = newest_checkpoint(model_dir)
     if path is None:
         return 0
@@ -27,7 +27,7 @@ def global_step_of(model_dir: str) -> int:
 
 
 def check_path(path: Any) -> str | None:
-    """A checkpoint as the user names it: a prefix such as `model.ckpt-300`, or its folder.
+    """The checkpoint that the user means by a prefix such as `model.ckpt-300`, or by a folder.
 
     Raises:
         NoCheckpoint: There is none.
@@ -41,9 +41,10 @@ def check_path(path: Any) -> str | None:
 
 
 def check_initial_values(scaffold: Any, model_dir: str) -> None:
-    """Check the values that the variables of the default graph begin with, where there is no checkpoint.
+    """Check the first values of the variables of the default graph, where there is no checkpoint.
 
-    A model may have no variables, bring their values along, or take them from elsewhere.
+    A model without a checkpoint is allowed if it has no variables, sets their values itself, or loads them from another
+    place.
 
     Raises:
         NoCheckpoint: Some would be random numbers.
@@ -56,9 +57,9 @@ def check_initial_values(scaffold: Any, model_dir: str) -> None:
 
 
 def repair_note(model_dir: str) -> None:
-    """Let the note in the folder name the newest checkpoint.
+    """Let the file `checkpoint` in the folder name the newest checkpoint.
 
-    TensorFlow trains on from the one that the note names, and a folder that was moved names files that are not there.
+    TensorFlow goes on from the checkpoint that this file names. In a folder that was moved, it names missing files.
     """
     newest = newest_checkpoint(model_dir)
     if newest is None:
@@ -89,8 +90,8 @@ class WarmStartSettings(_WarmStartFields):
 
     Args:
         ckpt_to_initialize_from: A checkpoint, or a folder of them.
-        vars_to_warm_start: A regular expression over trainable variables, a list of such over all variables, a list of
-            variables, or None for those with a vocabulary only.
+        vars_to_warm_start: A regular expression for trainable variables, a list of these for all variables, a list of
+            variables, or None for only those with a vocabulary.
         var_name_to_vocab_info: Variable name to `VocabInfo`, where the vocabulary changed.
         var_name_to_prev_var_name: Variable name to its name in the checkpoint.
     """

@@ -1,7 +1,7 @@
 """Whole elements of an `input_fn` as the rows of a job: their source, their model, and its replica.
 
 An element is what `input_fn` gives in one step: any number of tensors of any shapes. A row of such a job is a bundle of
-elements in a file without a name. Only the place of the file travels through pipes. The answer to a row holds the
+elements, which lies in a file in memory; only the path of this file goes through pipes. The answer to a row holds the
 predictions of its elements.
 """
 
@@ -38,7 +38,7 @@ _COUNT = struct.Struct("<Q")
 class ElementSource(Source):
     """The source of a job whose rows are bundles of elements. They are added while the job runs.
 
-    A copy in another process can only `read`, which gives places for `open_bundle`.
+    A copy in another process can only `read`: it gives the locations that `open_bundle` takes.
     """
 
     traits = SourceTraits(is_resumable=False)
@@ -75,7 +75,7 @@ class ElementSource(Source):
         yield Block(span.start, 1, {COLUMN: places})
 
     def release(self, span: Span) -> None:
-        """Free the memory of a bundle whose answers are there."""
+        """Free the memory of a bundle whose answers have arrived."""
         self._close(span.locator[0])
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def location_of(span: Span) -> bytes:
 
 
 def open_bundle(location: bytes) -> list[Any]:
-    """The elements of a bundle, mapped from where another process put them."""
+    """The elements of a bundle, mapped from the memory into which another process wrote them."""
     inode, _, path = location.decode().partition(" ")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -115,13 +115,13 @@ def open_bundle(location: bytes) -> list[Any]:
 
 @dataclass(frozen=True)
 class ElementModel:
-    """A `model_fn` for whole elements, as it travels to replicas.
+    """A `model_fn` for whole elements, in the form that is sent to replicas.
 
     Args:
         function: The `model_fn`.
         features: The structure of the features, as specs of tensors.
-        sample: Where an element lies.
-        reference: Where the two predictions of it by the user's own process lie.
+        sample: The location of one element.
+        reference: The location of two predictions for it, made by the user's own process.
     """
 
     function: ModelFunction
@@ -130,14 +130,14 @@ class ElementModel:
     reference: bytes
 
     def resolved(self) -> ElementModel:
-        """The same with the function itself."""
+        """A copy in which the function is imported."""
         return replace(self, function=self.function.resolved())
 
     def load(self, device: Device, threads: int) -> ElementReplica:
         """The model on a device.
 
         Raises:
-            ModelError: It predicts other values there than the user's own process.
+            ModelError: It predicts other values on this device than the user's own process does.
         """
         options = session_options(self.function, device, threads)
         replica = ElementReplica(_open_for_elements(self.function, self.features, options))
@@ -164,8 +164,8 @@ class ElementModel:
 class ElementReplica:
     """A model on one device: bundles of elements go in, bundles of predictions come out.
 
-    An element that the model rejects ends a bundle: its answer has the predictions of the elements before it, and the
-    reason.
+    An element that the model rejects ends its bundle: the answer then has the predictions of the elements before it,
+    and the reason.
     """
 
     def __init__(self, opened: GraphSession) -> None:
@@ -205,7 +205,7 @@ def _open_for_elements(function: ModelFunction, features: Any, options: Any) -> 
 
 
 def _placeholder_for(leaf: Any, feed: list[Any]) -> Any:
-    """A tensor of the spec's kind, made of placeholders, which are added to `feed`; a value that is no spec is kept."""
+    """A tensor for a spec, made of placeholders, which are added to `feed`. A value that is no spec stays as it is."""
     if not isinstance(leaf, tf.TypeSpec):
         return leaf
     specs = tf.nest.flatten(leaf, expand_composites=True)
@@ -216,13 +216,13 @@ def _placeholder_for(leaf: Any, feed: list[Any]) -> Any:
 
 
 def answers_of(result: Result) -> tuple[list[Any], str]:
-    """What `predict_bundle` gave in a replica."""
+    """The result of `predict_bundle` in a replica."""
     answers: tuple[list[Any], str] = unpack_row(result.columns[ANSWERS])
     return answers
 
 
 def pack(value: Any) -> list[memoryview]:
-    """Any structure of arrays as pieces of bytes: arrays of numbers as they lie in memory, without a copy."""
+    """Any structure of arrays as pieces of bytes. Arrays of numbers are not copied: their own memory is used."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     raw = [memoryview(head), *(buffer.raw() for buffer in buffers)]
@@ -234,7 +234,7 @@ def pack(value: Any) -> list[memoryview]:
 
 
 def unpack(memory: Any) -> Any:
-    """What `pack` packed. The arrays are views of `memory`, and can be written to if it can."""
+    """The structure that `pack` packed. Its arrays are views of `memory`, and writable only if `memory` is."""
     view = memoryview(memory).cast("B")
     (count,) = _COUNT.unpack_from(view)
     lengths = [_COUNT.unpack_from(view, _COUNT.size * (1 + number))[0] for number in range(count)]
@@ -255,7 +255,7 @@ def pack_to_row(value: Any) -> pa.Array:
 
 
 def unpack_row(row: pa.Array) -> Any:
-    """What `pack_to_row` packed, in memory that its reader may write to."""
+    """The structure that `pack_to_row` packed, in writable memory."""
     piece = row.flatten()
     _, offsets, content = piece.buffers()
     first, last = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + 2]

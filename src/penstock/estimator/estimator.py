@@ -1,4 +1,4 @@
-"""`Estimator`: a `model_fn` and a folder of checkpoints; and `add_metrics`, the same one with more metrics."""
+"""`Estimator`, a `model_fn` with a folder of checkpoints, and `add_metrics`, which adds metrics to one."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Estimator:
 
     Args:
         model_fn: Takes `features`, and any of `labels`, `mode`, `params` and `config`; returns an `EstimatorSpec`.
-        model_dir: Where its checkpoints lie. None takes that of `config`, or a new folder for temporary files.
+        model_dir: The folder of its checkpoints. None takes the one of `config`, or a new temporary folder.
         config: How it runs.
         params: What `model_fn` and `input_fn` get as `params`.
         warm_start_from: A checkpoint, a folder of them, a SavedModel, or `WarmStartSettings` to begin training with.
 
-    Graphs are `tf.compat.v1` graphs of their own: eager code around is not touched.
+    It makes its own `tf.compat.v1` graphs: the user's eager code is not affected.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Estimator:
         return reader.get_tensor(name)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Where the events of evaluations are written."""
+        """The folder into which the events of evaluations are written."""
         return os.path.join(self.model_dir, f"eval_{name}" if name else "eval")
 
     def train(
@@ -110,10 +110,10 @@ class Estimator:
         """Train on the devices of `config`, from the newest checkpoint on.
 
         Args:
-            input_fn: Returns a dataset of (features, labels), or tensors. Each of several devices takes batches of it.
+            input_fn: Returns a dataset of (features, labels), or tensors. Several devices share the batches of it.
             hooks: Session hooks.
-            steps: So many steps from here; None trains to the end of the input.
-            max_steps: Until the global step is this; nothing is done where it is already.
+            steps: How many steps to train from here; None trains to the end of the input.
+            max_steps: The global step to stop at. If it is reached already, nothing is done.
             saving_listeners: Called around every checkpoint.
         """
         check_alone(self._config)
@@ -148,7 +148,7 @@ class Estimator:
 
         Args:
             input_fn: Returns a dataset of (features, labels), or tensors.
-            steps: So many batches; None takes all.
+            steps: How many batches to evaluate; None takes all.
             hooks: Session hooks.
             checkpoint_path: Another checkpoint than the newest.
             name: Keeps these evaluations apart from others in TensorBoard.
@@ -240,7 +240,7 @@ class Estimator:
         checkpoint_path: Any = None,
         strip_default_attrs: bool = False,
     ) -> bytes:
-        """The older name of `export_saved_model`, which leaves attributes with default values where they are."""
+        """The older name of `export_saved_model`. By default it keeps attributes that have default values."""
         if serving_input_receiver_fn is None:
             raise _no_receiver()
         receivers = {ModeKeys.PREDICT: serving_input_receiver_fn}
@@ -263,7 +263,7 @@ class Estimator:
             checkpoint = check_path(self._warm_start.ckpt_to_initialize_from)
         checkpoint = checkpoint or find_checkpoint(self.model_dir)
         job = Export(self._called(), receivers, checkpoint, as_text, assets_extra, strip_default_attrs)
-        # Bytes, as the original returned: old scripts call `.decode()` on it.
+        # The path is bytes, as in the original: old scripts call `.decode()` on it.
         return os.fsencode(export(job, os.fsdecode(base)))
 
     def _called(self) -> Called:
@@ -278,7 +278,7 @@ class Estimator:
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., dict[str, Any]]) -> Estimator:
-    """The same Estimator, whose evaluations also compute what `metric_fn` returns.
+    """An Estimator like the given one, whose evaluations also compute the metrics of `metric_fn`.
 
     Args:
         estimator: The one to extend.

@@ -28,7 +28,7 @@ class Evaluation(NamedTuple):
     checkpoint: str | None
     warm_start: Any
     folder: str
-    """Where the events are written."""
+    """The folder into which events are written."""
 
 
 def evaluate(evaluation: Evaluation) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _run(
 
 
 def _with_local_variables(scaffold: Any) -> Any:
-    """A scaffold of the user whose own local initialisation also sets the metrics to zero."""
+    """The scaffold. If it has its own local initialisation, that also sets the metrics to zero."""
     kind = tf.compat.v1.train.Scaffold
     if scaffold.local_init_op is None:
         return scaffold
@@ -111,7 +111,7 @@ def _stopping(steps: int | None) -> list[Any]:
 
 
 def _write_events(evaluation: Evaluation, results: dict[str, Any]) -> None:
-    """The metrics as events: what BestExporter, early stopping and TensorBoard read."""
+    """Write the metrics as events, which BestExporter, early stopping and TensorBoard read."""
     step = int(results[GLOBAL_STEP])
     summary = tf.compat.v1.Summary()
     for name, value in results.items():
@@ -139,10 +139,10 @@ def _write_events(evaluation: Evaluation, results: dict[str, Any]) -> None:
 
 
 def _add_summaries(summary: Any, name: str, serialized: bytes) -> None:
-    """A metric may be a summary itself: an image, a histogram."""
+    """Add the summaries in a metric's value: a metric may be a summary itself, such as an image or a histogram."""
     try:
         parsed = tf.compat.v1.Summary.FromString(serialized)
-    except Exception:  # whichever implementation of protobuf is installed has an error of its own
+    except Exception:  # each implementation of protobuf has its own error class
         LOG.info("no event for the metric %s: its text is no summary", name)
         return
     for number, value in enumerate(parsed.value):

@@ -1,4 +1,4 @@
-"""`tf.estimator.experimental`: early stopping, and what else of it does not need code that left TensorFlow.
+"""`tf.estimator.experimental`: early stopping, and all else that needs no code that was removed from TensorFlow.
 
 Early stopping is done by session hooks of training that look at the evaluations so far.
 """
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 Rule = Callable[[list[tuple[int, float]]], bool]
-"""Whether to stop, by the steps of all evaluations so far and a metric of each."""
+"""A function that decides whether to stop, from (step, metric) of all evaluations so far."""
 Better = Callable[[float, float], bool]
 
 
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
 
 
 def call_logit_fn(logit_fn: Callable[..., Any], features: Any, mode: str, params: Any, config: Any) -> Any:
-    """Call a `logit_fn` with those of `mode`, `params` and `config` that it takes."""
+    """Call a `logit_fn`. Of `mode`, `params` and `config` it gets those that it takes."""
     offered = {"mode": mode, "params": params, "config": config}
     given = {name: offered[name] for name in argument_names(logit_fn) if name in offered}
     logits = logit_fn(features=features, **given)
@@ -55,7 +55,7 @@ def make_early_stopping_hook(
     run_every_secs: float | None = 60,
     run_every_steps: int | None = None,
 ) -> Any:
-    """A hook that stops training when `should_stop_fn` says so."""
+    """A hook that stops training when `should_stop_fn` returns True."""
     if not isinstance(estimator, Estimator):
         raise WrongType("estimator must be an Estimator", received=type(estimator).__name__)
     if run_every_secs is not None and run_every_steps is not None:
@@ -90,7 +90,7 @@ def make_stop_at_checkpoint_step_hook(
 
 
 def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
-    """Step to the metrics of its evaluation, in the order of steps."""
+    """The metrics of every evaluation, by its step, in the order of steps."""
     by_step: dict[int, dict[str, float]] = {}
     for path in sorted(glob.glob(os.path.join(glob.escape(eval_dir), "events.out.tfevents.*"))):
         for step, metrics in metrics_of_events(path):

@@ -1,6 +1,6 @@
 """Inputs and outputs of an export: serving input receivers, and the outputs of signatures.
 
-The classes of outputs are TensorFlow's own, which has kept them: `PredictOutput`, `ClassificationOutput`,
+The classes of outputs are TensorFlow's own, which still has them: `PredictOutput`, `ClassificationOutput`,
 `RegressionOutput`, `EvalOutput`, `ExportOutput`.
 """
 
@@ -47,11 +47,11 @@ class _Receiver(NamedTuple):
 
 
 class ServingInputReceiver(_Receiver):
-    """What a served model receives, and the features that are made of it.
+    """The tensors that a served model receives, and the features that are made of them.
 
     Args:
-        features: A tensor, or a dict of them: what the `model_fn` gets.
-        receiver_tensors: A tensor, or a dict of them: what is fed.
+        features: A tensor, or a dict of them: the `model_fn` gets these.
+        receiver_tensors: A tensor, or a dict of them: these are fed.
         receiver_tensors_alternatives: Name to other tensors that may be fed instead.
     """
 
@@ -96,9 +96,9 @@ class SupervisedInputReceiver(_SupervisedReceiver):
     """Features and labels, for exports of training and evaluation.
 
     Args:
-        features: A tensor, or a dict of them: what the `model_fn` gets, as it is.
+        features: A tensor, or a dict of them: the `model_fn` gets these as they are.
         labels: The same for the labels.
-        receiver_tensors: A tensor, or a dict of them: what is fed.
+        receiver_tensors: A tensor, or a dict of them: these are fed.
     """
 
     __slots__ = ()
@@ -112,7 +112,7 @@ class SupervisedInputReceiver(_SupervisedReceiver):
 def build_parsing_serving_input_receiver_fn(
     feature_spec: dict[str, Any], default_batch_size: int | None = None
 ) -> Callable[[], ServingInputReceiver]:
-    """A function for `export_saved_model`: serialized `tf.train.Example` records come in and are parsed."""
+    """A function for `export_saved_model`: the model receives serialized `tf.train.Example` records and parses them."""
 
     def serving_input_receiver_fn() -> ServingInputReceiver:
         examples = tf.compat.v1.placeholder(tf.string, [default_batch_size], name="input_example_tensor")
@@ -136,7 +136,7 @@ def build_raw_serving_input_receiver_fn(
 def build_raw_supervised_input_receiver_fn(
     features: Any, labels: Any, default_batch_size: int | None = None
 ) -> Callable[[], SupervisedInputReceiver]:
-    """A function for exports of training and evaluation: features and labels come in."""
+    """A function for exports of training and evaluation: the model receives features and labels."""
     feature_names = set(features) if isinstance(features, dict) else {RECEIVER}
     label_names = set(labels) if isinstance(labels, dict) else {LABEL}
     if feature_names & label_names:

@@ -1,7 +1,7 @@
-"""Prediction on several devices: this process begins, and replica processes take over where the work lasts.
+"""Prediction on several devices: this process begins, and replica processes take over if the work lasts long.
 
-Starting a process takes seconds. So this process predicts at once. When there is more to do, replicas load beside it,
-and when they are ready this process only reads the input for them.
+Starting a process takes seconds, so this process begins to predict at once. If there is more to do, replicas load at
+the same time. When they are ready, this process only reads the input for them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from penstock.estimator.replicas import Replicas
 
 PATIENCE_S = 2.0
-"""How long this process predicts before others are considered."""
+"""How long this process predicts before it considers to start replicas."""
 _SAMPLES = 3
 WORTH_IT = 0.6
-"""Reading an element may take this share of predicting it here: beyond that, more devices would only wait."""
+"""Reading an element may take at most this share of the time to predict it here: else more devices would only wait."""
 
 
 def predict_on_all(
     own: OwnGraph, function: ModelFunction, devices: list[Device], threads: int, *, is_asked_for: bool
 ) -> Iterator[Any]:
-    """The predictions of every element, in order: by this process first, by a replica on each device then."""
+    """The predictions of every element, in order. This process begins, and then a replica on each device goes on."""
     run = own.start()
     spent, patience, count = 0.0, PATIENCE_S, 0
     replicas: Replicas | None = None
@@ -65,7 +65,7 @@ def predict_on_all(
 def _start_replicas(
     own: OwnGraph, function: ModelFunction, devices: list[Device], threads: int, element: list[Any], seconds: float
 ) -> Replicas:
-    # Not before it is needed: it knows every runtime, and takes long to import.
+    # It is imported only when it is needed: it depends on every runtime, so its import takes long.
     from penstock.estimator.replicas import Replicas, Sample
 
     reference = Reference(own.predict_element(element), own.predict_element(element))
@@ -96,14 +96,14 @@ def _say_alone() -> None:
 
 
 def _closer(replicas: Replicas, own: OwnGraph) -> Callable[[], None]:
-    """Ends the processes, even if the interpreter ends before the predictions are used up or closed."""
+    """A function that ends the processes. They also end if the interpreter ends before all predictions are taken."""
 
     def close_at_exit() -> None:
         replicas.close()
         own.close()
 
     def close() -> None:
-        if not replicas.is_closed:  # at the very end of the interpreter there is no `atexit` any more
+        if not replicas.is_closed:  # at the very end of the interpreter, `atexit` does not exist any more
             atexit.unregister(close_at_exit)
             replicas.close()
 
@@ -131,5 +131,5 @@ class _TimedReading:
             yield self._own.predict_element(element)
 
     def is_short_beside(self, seconds: float) -> bool:
-        """Whether reading is so fast that several devices, each this slow for an element, would be busy."""
+        """Whether reading is so fast that several devices would be busy, if each takes `seconds` for an element."""
         return bool(self.element) and median(self._seconds) < WORTH_IT * seconds

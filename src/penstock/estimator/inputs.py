@@ -1,7 +1,7 @@
 """`numpy_input_fn` and `pandas_input_fn`: input functions over data in memory.
 
-The function that they return gives tensors, as the original did: old code takes them apart. It has `as_dataset`, which
-the doorway uses where batches are dealt out to several devices.
+The function that they return gives tensors, as the original did, because old code takes them apart. Its method
+`as_dataset` is used where batches go to several devices in turn.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class MemoryInput:
         return batches.map(lambda numbers: tf.nest.pack_sequence_as(made, _taken(arrays, numbers))).prefetch(1)
 
     def __call__(self) -> Any:
-        # It starts by itself when the first batch is asked for: old code runs the tensors in a plain session.
+        # This iterator starts by itself with the first batch: old code runs the tensors in a plain session.
         return tf.compat.v1.data.make_one_shot_iterator(self.as_dataset()).get_next()
 
 
@@ -133,7 +133,7 @@ def _as_array(column: Any) -> Array:
 
 
 def _taken(arrays: list[Array], numbers: Any) -> list[Any]:
-    """The rows of these numbers, as tensors that know their shapes."""
+    """The rows of these numbers, as tensors with known shapes."""
     kinds = [tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype) for array in arrays]
     taken = tf.numpy_function(lambda these: [array[these] for array in arrays], [numbers], kinds)
     for tensor, array in zip(taken, arrays, strict=True):
@@ -142,7 +142,7 @@ def _taken(arrays: list[Array], numbers: Any) -> list[Any]:
 
 
 def _column(series: Any) -> Array:
-    """The values of a column; text in whatever way pandas holds it becomes Python's."""
+    """The values of a column. Text becomes Python objects, whatever type pandas has for it."""
     values = series.to_numpy()
     return np.asarray(values, dtype=object) if values.dtype.kind in "OUST" else values
 

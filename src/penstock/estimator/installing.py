@@ -1,4 +1,4 @@
-"""`install()`: old code that says `tf.estimator` finds this package there, in this process."""
+"""`install()`: puts this package where old code in this process looks for `tf.estimator`."""
 
 import importlib
 import importlib.util
@@ -51,13 +51,13 @@ def _in_place() -> Iterator[None]:
 
 
 doorway_in_place = SharedChange(_in_place)
-"""While this is open, `tf.estimator` is this package. Afterwards it is what it was, unless `install()` was called."""
+"""Inside this context, `tf.estimator` is this package. Afterwards it is as before, unless `install()` was called."""
 
 
 def _prefer_legacy_keras() -> None:
-    """From here on `tf.keras` is `tf_keras` in this process, unless it was touched before.
+    """Let `tf.keras` be `tf_keras` in this process from here on, unless `tf.keras` was used before.
 
-    Where TensorFlow is not imported yet, its start is made quiet too.
+    If TensorFlow is not imported yet, this also suppresses its log lines at the start.
     """
     os.environ[SWITCH] = "1"
     if "tensorflow" not in sys.modules:
@@ -82,7 +82,7 @@ def _put_in_place() -> _Before:
         modules[f"{prefix}.estimator"] = doorway
         for part in _PARTS:
             modules[f"{prefix}.estimator.{part}"] = importlib.import_module(f"{doorway.__name__}.{part}")
-    if _STANDS_IN not in sys.modules:  # one that is installed does not import with this TensorFlow
+    if _STANDS_IN not in sys.modules:  # an installed tensorflow_estimator cannot be imported with this TensorFlow
         modules |= _stand_in_package(doorway)
     before = _Before(
         [(parent, vars(parent).get("estimator", _ABSENT)) for parent in parents],
@@ -108,7 +108,7 @@ def _put_back(before: _Before) -> None:
 
 
 def _stand_in_package(doorway: Any) -> dict[str, ModuleType]:
-    """`import tensorflow_estimator` finds a package whose `estimator` is the doorway.
+    """The modules that `import tensorflow_estimator` then finds: a package whose `estimator` is this one.
 
     `tf.keras.estimator.model_to_estimator` looks for `python.estimator.keras_lib` in it.
     """

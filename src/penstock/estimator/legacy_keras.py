@@ -1,4 +1,4 @@
-"""Process state that old code needs: the Keras of its time, and no warnings about deprecated names."""
+"""Process state that old code needs: an older Keras, and no warnings about deprecated names."""
 
 import logging
 import os
@@ -9,17 +9,17 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 SWITCH = "TF_USE_LEGACY_KERAS"
-"""The variable of the environment by which TensorFlow decides."""
+"""The environment variable with which TensorFlow chooses between Keras 3 and tf_keras."""
 _LEGACY = "__internal__.legacy."
 
 
 class SharedChange:
-    """Change of process state that threads share: the first thread to enter makes it, the last to leave undoes it.
+    """A change of process state for several threads: the first thread that enters makes it, the last one undoes it.
 
-    No thread waits for another to leave: two of them may be in at the same time, and one may come in twice.
+    No thread waits until another leaves: two threads may be inside at the same time, and one may enter twice.
 
     Args:
-        change: Makes the change when it is entered, and undoes it when it is left.
+        change: A context that makes the change, and undoes it at its end.
     """
 
     def __init__(self, change: Callable[[], AbstractContextManager[None]]) -> None:
@@ -52,7 +52,7 @@ def _swapped() -> Iterator[None]:
     if before in ("1", "true", "True") and not any(
         map(_is_keras_3, (vars(at)[name] for at, name, _ in _keras_names()))
     ):
-        yield  # as in processes of our own: decided from the start
+        yield  # in processes of our own, the choice is made from the start
         return
     os.environ[SWITCH] = "1"
     replaced = [(module, name, vars(module)[name]) for module, name, _ in _keras_names()]
@@ -70,23 +70,22 @@ def _swapped() -> Iterator[None]:
 
 
 keras_of_its_time = SharedChange(_swapped)
-"""While this is open, `tf.keras`, `tf.compat.v1.keras`, `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell` are those
-of tf_keras. Afterwards they are what they were.
+"""Inside this context, `tf.keras`, `tf.compat.v1.keras`, `tf.compat.v1.layers` and `tf.compat.v1.nn.rnn_cell` are those
+of tf_keras. Afterwards they are as before.
 
-TensorFlow decides at the first use of each name which Keras stands behind it, by a variable of the environment. In a
-process of the user's it may have decided for Keras 3 already, which has no `tf.compat.v1.layers` and does not build
-graphs of TensorFlow 1. So each name gets a new, undecided loader for the time being: nothing is imported unless it is
-used.
+At the first use of each name, TensorFlow reads an environment variable to choose the Keras behind it. In the user's
+process it may have chosen Keras 3 already, which has no `tf.compat.v1.layers` and does not build graphs of TensorFlow
+1. So each name gets a new loader for this time, which has not chosen yet: nothing is imported unless it is used.
 """
 
 
 def _is_keras_3(module: Any) -> bool:
-    known = vars(module)  # asking the loader itself would make it decide
+    known = vars(module)  # reading an attribute of the loader would make it choose
     return known.get("_tfll_keras_version") == "keras_3" or str(known.get("__name__", "")).startswith("keras.")
 
 
 def _keras_names() -> list[tuple[Any, str, Any]]:
-    """Every module attribute that leads to Keras, with an undecided loader."""
+    """Every module attribute that leads to Keras, with a loader that has not chosen yet."""
     import tensorflow as tf
     from tensorflow.python.util.lazy_loader import KerasLazyLoader
 
@@ -118,7 +117,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _is_not_about_old_code(record: logging.LogRecord) -> bool:
-    """What TensorFlow logs about deprecated names and arguments is known by its template; other warnings stay."""
+    """Whether a log record is not a warning about deprecated names or arguments, which its template shows."""
     template = str(record.msg)
     return not (
         (template.startswith("From %s: ") and "is deprecated" in template)
@@ -127,4 +126,4 @@ def _is_not_about_old_code(record: logging.LogRecord) -> bool:
 
 
 quiet = SharedChange(_quiet)
-"""While this is open, TensorFlow does not warn about old code, unless its logger was set to another level."""
+"""Inside this context, TensorFlow does not warn about old code, unless its logger was set to another level."""

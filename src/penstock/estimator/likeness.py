@@ -8,13 +8,15 @@ import numpy as np
 from penstock.core.agreement import compare
 
 TOLERANCE = {"cpu": 1e-3, "gpu": 1e-2}
-"""Of the spread of a prediction. Another order of summing, or another kernel, is far below; another model above."""
+"""The largest difference, as a share of the spread of a prediction. Another order of sums or another kernel stays far
+below it; another model is above it."""
 _MOST_UNEQUAL = 0.01
-"""Classes may turn over where two scores are nearly equal: so many of them, of a hundred and more."""
+"""The share of classes that may differ, where there are a hundred or more: a class changes if two scores are nearly
+equal."""
 
 
 class Reference(NamedTuple):
-    """What this process predicts for an element, twice: what is random differs, and says nothing about the model."""
+    """Two predictions of this process for one element. Arrays that differ between them are random, and are skipped."""
 
     once: Any
     again: Any
@@ -34,7 +36,7 @@ class Reference(NamedTuple):
 
 
 def flatten(predictions: Any, name: str = "") -> dict[str, Any]:
-    """The arrays of a structure of predictions, by where they are in it; sparse and ragged ones by their parts."""
+    """The arrays of a structure of predictions, by their places in it. Sparse and ragged ones are taken apart."""
     if isinstance(predictions, Mapping):
         parts: Any = predictions.items()
     elif isinstance(predictions, tuple) and hasattr(predictions, "_fields"):

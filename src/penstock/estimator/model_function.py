@@ -25,7 +25,7 @@ from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.restoring import NoCheckpoint, find_checkpoint, initial_values, newest_checkpoint
 
 OUTPUT = "output"
-"""The name of a prediction that is a single tensor, where it needs one."""
+"""The name of a prediction that is a single tensor, if a name is needed."""
 _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")) + (
     os.path.dirname(os.path.dirname(__file__)),
 )
@@ -33,17 +33,17 @@ _NOT_THE_USERS = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib
 
 @dataclass(frozen=True)
 class ModelFunction:
-    """A `model_fn`, and what it is called with.
+    """A `model_fn`, and the arguments of its calls.
 
     Args:
-        name: What people know it by; `module:function` where it is to be found by its name.
-        model_fn: The function itself, which travels by value; None where only the name is known.
+        name: The name that is shown; `module:function` if the function is to be imported by this name.
+        model_fn: The function itself, which is pickled by value; None where only the name is known.
         params: What the `model_fn` gets as `params`.
         config: What it gets as `config`; None gives a plain one.
         model_dir: The folder whose latest checkpoint is restored.
         checkpoint: A checkpoint, or a folder, that is restored instead.
         warm_start: The arguments of `tf.compat.v1.train.warm_start`, where there is no checkpoint.
-        predict_keys: Of a dict of predictions, those that are wanted; all where it is empty.
+        predict_keys: The keys of a dict of predictions that are kept; empty for all.
     """
 
     name: str
@@ -57,14 +57,14 @@ class ModelFunction:
 
     @property
     def called(self) -> Called:
-        """The function and its arguments. A `model_fn` may change its params: it gets a copy."""
+        """The function and its arguments. The params are a copy, since a `model_fn` may change them."""
         assert self.model_fn is not None
         return Called(self.model_fn, copy.deepcopy(self.params), self.config or RunConfig())
 
     def resolved(self) -> ModelFunction:
-        """The same with the function itself, imported where only its name is known.
+        """A copy with the function itself, which is imported if only its name is known.
 
-        Only replicas call this: it puts the package in the place of `tf.estimator` for good.
+        Only replicas call this, because it replaces `tf.estimator` by this package for the rest of the process.
 
         Raises:
             ModelError: The module does not import, has no such function, or it is neither a `model_fn` nor returns an
@@ -86,17 +86,17 @@ class ModelFunction:
         return self._completed(made._as_model_function())
 
     def find_checkpoint(self) -> str | None:
-        """The checkpoint to restore; None where there is none, and `build` says whether the model needs one.
+        """The checkpoint to restore; None where there is none. Later, `build` raises an error if the model needs one.
 
         Raises:
-            NoCheckpoint: There is none where one was asked for.
+            NoCheckpoint: There is no such checkpoint as the user named.
         """
         if self.checkpoint is not None:
             return find_checkpoint(self.checkpoint)
         return None if self.model_dir is None else newest_checkpoint(self.model_dir)
 
     def begin(self) -> None:
-        """Seed the default graph, and give it its global step: comes before `input_fn`."""
+        """Seed the default graph, and give it its global step. Call this before `input_fn`."""
         begin_graph(self.called.config)
 
     def start_warm(self) -> None:
@@ -109,8 +109,8 @@ class ModelFunction:
         """Call the `model_fn` for predictions in the default graph.
 
         Raises:
-            ModelError: It raised, or what it returned has no predictions.
-            NoCheckpoint: It needs a checkpoint, and there is none.
+            ModelError: The function raised an error, or its result has no predictions.
+            NoCheckpoint: The model needs a checkpoint, and there is none.
         """
         with self.explained("the model_fn failed"), user_code():
             spec = call_model_fn(self.called, features, None, ModeKeys.PREDICT)
@@ -125,10 +125,10 @@ class ModelFunction:
         return spec
 
     def choose(self, predictions: Any) -> Any:
-        """The predictions that are wanted.
+        """The predictions that `predict_keys` names.
 
         Raises:
-            WrongValue: There is none of these, or a single tensor, which has no name.
+            WrongValue: None of them is there, or there is only a single tensor, which has no name.
         """
         if not self.predict_keys:
             return predictions
@@ -155,7 +155,7 @@ class ModelFunction:
 
     @contextmanager
     def explained(self, problem: str) -> Iterator[None]:
-        """Wraps the user's own code: an exception becomes an error that names the line, and stays of its own class."""
+        """A context for the user's own code. An exception becomes an error that names the line and keeps its class."""
         try:
             yield
         except (ModelError, DeviceError):
@@ -217,7 +217,7 @@ class ModelFunction:
 
 @runtime_checkable
 class HasModelFunction(Protocol):
-    """An Estimator, as far as predicting needs it."""
+    """An Estimator, with only the method that predicting needs."""
 
     def _as_model_function(self) -> ModelFunction:
         """Its `model_fn`, with the arguments of its calls."""

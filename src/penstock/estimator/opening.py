@@ -1,7 +1,7 @@
-"""A `model_fn` as a model file, and how it travels to replicas.
+"""A `model_fn` as a model file, and how it is sent to replicas.
 
-It is named in the shell (`penstock predict --estimator module:function --checkpoint DIR`), or is that of an Estimator.
-The flags that the user's script was started with travel with it.
+It is named in the shell (`penstock predict --estimator module:function --checkpoint DIR`), or comes from an Estimator.
+The command-line flags of the user's script are sent with it.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from penstock.runtimes.tensorflow.restoring import checkpoint_files, find_checkp
 
 RUNTIMES = ("tf_keras",)
 _OF_THE_PROCESS = ("absl.", "tensorflow.")
-"""Modules whose flags say how a process itself runs: each has its own."""
+"""Modules whose flags are about the process itself. They are not sent: each process has its own."""
 
 
 def open_estimator(location: str, checkpoint: str | None = None, params: Mapping[str, Any] | None = None) -> ModelFile:
-    """The model behind `module:function` and a checkpoint. The module is not imported here: replicas do.
+    """The model behind `module:function` and a checkpoint. Only replicas import the module, not this process.
 
     Args:
         location: A `model_fn`, or a function without arguments that returns an Estimator.
-        checkpoint: Its `model_dir`, or one checkpoint; None where the Estimator knows it.
+        checkpoint: Its `model_dir`, or one checkpoint; None where the Estimator has a `model_dir`.
         params: What the `model_fn` gets as `params`.
 
     Raises:
@@ -68,26 +68,28 @@ def file_of(estimator: HasModelFunction) -> ModelFile:
     prefix = find_checkpoint(str(function.model_dir))
     weights = digest.of_files((os.path.basename(path), path) for path in checkpoint_files(prefix))
     portable = replace(function, checkpoint=prefix, config=function.called.config.portable())
-    # The function itself travels by value, and pickles differ from process to process: only its name counts.
+    # The digest is only that of the weights: the function is pickled by value, and pickles differ between processes.
     return ModelFile("estimator", function.name, weights, RUNTIMES, payload=pack(portable, prefix))
 
 
 def pack(model: Any, checkpoint: str | None) -> bytes:
-    """A model with a method `resolved`, packed for other processes; the unpacked object's `resolved` returns it."""
+    """A model with a method `resolved`, packed for other processes. Unpacking gives a `Travelling`."""
     return _dumps(Travelling(checkpoint, _dumps(_copy_flags()), _dumps(model)))
 
 
 @dataclass(frozen=True)
 class Travelling:
-    """A model that is unpacked when all is in place that a module may need when it is imported: `tf.estimator`, and
-    the flags."""
+    """A packed model.
+
+    It is unpacked only when `tf.estimator` and the flags are in place: modules may need both when they are imported.
+    """
 
     checkpoint: str | None
     flags: bytes
     model: bytes
 
     def resolved(self) -> Any:
-        """Unpack it, in a process of our own."""
+        """Unpack the model and return its `resolved()`. Only processes of Penstock's own call this."""
         install()
         copies = cloudpickle.loads(self.flags)
         if copies is not None:
@@ -96,7 +98,7 @@ class Travelling:
 
 
 class FlagCopy(NamedTuple):
-    """A flag of absl: the module that defines it, or, where that is the script itself, what it is made of."""
+    """A flag of absl: the module that defines it or, if the script itself defines it, all that makes it again."""
 
     name: str
     module: str | None
@@ -106,7 +108,7 @@ class FlagCopy(NamedTuple):
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Knows the flags of absl and of `tf.compat.v1.flags`, which refuse to be pickled: each process has its own."""
+    """Pickles the flags of absl and of `tf.compat.v1.flags` by reference: each process has its own ones."""
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -122,7 +124,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _flags_of(module: str) -> Any:
-    """The flags of this process: `absl.flags.FLAGS`, or what TensorFlow puts around them."""
+    """The flags of this process: `absl.flags.FLAGS`, or TensorFlow's wrapper around them."""
     return importlib.import_module("absl.flags" if module.startswith("absl.") else module).FLAGS
 
 
@@ -147,7 +149,7 @@ def _copy_flags() -> list[FlagCopy] | None:
 def _set_flags(copies: list[FlagCopy]) -> None:
     from absl import flags
 
-    # Before any module is imported: what reads a flag of the script, or asks whether they are parsed, finds it so.
+    # This comes before any import, so that modules which read the script's flags at import find them set and parsed.
     flags.FLAGS.mark_as_parsed()
     for copy in copies:
         if copy.module is None and copy.name not in flags.FLAGS:

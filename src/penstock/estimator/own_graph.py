@@ -1,7 +1,7 @@
-"""`input_fn` and `model_fn` in one graph of this process, as the original had them: nothing to start, nothing to copy.
+"""`input_fn` and `model_fn` in one graph of this process, as in the original: nothing is started, nothing is copied.
 
-One device needs nothing else. With several, the same session also reads elements for replicas: fetching the features
-instead of the predictions takes the next element without predicting it.
+One device needs nothing else. With several devices, the same session also reads elements for replicas: if it fetches
+the features instead of the predictions, it takes the next element without predicting it.
 """
 
 import threading
@@ -24,7 +24,7 @@ class OwnGraph:
         function: The `model_fn`.
         input_fn: The user's function.
         hooks: Session hooks of the caller.
-        place: TensorFlow's name of the device.
+        device: TensorFlow's name of the device.
         is_alone: Whether this process predicts alone, without replicas on its device and on others.
     """
 
@@ -41,9 +41,9 @@ class OwnGraph:
         config = function.called.config
         self._options = config.session_options()
         if device.startswith("/CPU"):
-            self._options.device_count["GPU"] = 0  # a GPU that is only there would still have its memory taken
+            self._options.device_count["GPU"] = 0  # otherwise TensorFlow takes the memory of a GPU that it does not use
         if not is_alone:
-            self._options.gpu_options.allow_growth = True  # there must be room for another process
+            self._options.gpu_options.allow_growth = True  # leaves room for another process
         self._graph = tf.Graph()
         self._session: Any = None
         self._closes_later: Any = None
@@ -57,7 +57,7 @@ class OwnGraph:
             if _never_ends(self._graph):
                 LOG.warning("input_fn returns tensors that neither a dataset nor a queue fills: predictions never end")
             self.calls_python = not (is_alone or hasattr(input_fn, "as_dataset")) and _calls_python(self._graph)
-            # The first GPU is where TensorFlow puts things by itself.
+            # TensorFlow uses the first GPU by itself, so only another one is named.
             where = config.device_fn or (device if device.startswith("/GPU") and device != "/GPU:0" else None)
             with self._graph.device(where):
                 spec = function.build(taken.features)
@@ -82,7 +82,7 @@ class OwnGraph:
             yield predictions
 
     def start(self) -> Callable[[], Any]:
-        """Open the session; returns a function that predicts the next element: None at the end of the input."""
+        """Open the session. Returns a function that predicts the next element, and gives None after the last one."""
         v1 = tf.compat.v1
         assert self._restoring is not None
         with self._graph.as_default(), quiet():
@@ -98,7 +98,7 @@ class OwnGraph:
         return self._until_the_end(self._session.make_callable(self.predictions))
 
     def element_reader(self) -> Callable[[], list[Any] | None]:
-        """A function that takes the next element without predicting it: its tensors, flat; None when there is none."""
+        """A function that takes the next element without predicting it. It gives its tensors, flat; None at the end."""
         return self._until_the_end(self._holding_open(self._session.make_callable(self._components)))
 
     def predict_element(self, element: list[Any]) -> Any:
@@ -107,7 +107,7 @@ class OwnGraph:
         return self._session.run(self.predictions, fed)
 
     def close(self) -> None:
-        """Close the session. If another thread waits for input in it, it is closed when the input has come."""
+        """Close the session. If another thread waits for input in it, it is closed when that input arrives."""
         if self._coordinator is not None:
             self._coordinator.request_stop()
             self._coordinator = None
@@ -119,7 +119,7 @@ class OwnGraph:
                 session.close()
 
     def _holding_open(self, read: Callable[[], Any]) -> Callable[[], Any]:
-        """TensorFlow closes a session when nothing runs in it any more, and waits for that: an input may never come."""
+        """`read`, during which `close` does not close the session: that would wait for input, which may never come."""
 
         def step() -> Any:
             with self._lock:
@@ -144,11 +144,11 @@ class OwnGraph:
         return step
 
     def _predict_with_hooks(self) -> Iterator[Any]:
-        """Hooks need the session of TensorFlow 1 that calls them."""
+        """The predictions of every element, from a `MonitoredSession`, which calls the hooks."""
         with self._graph.as_default(), quiet():
             creator = session_creator(self._scaffold, self.checkpoint, self._options)
             session = tf.compat.v1.train.MonitoredSession(creator, [*self._input_hooks, *self.hooks])
-        # Hooks ask for the default graph. Between two predictions it is the caller's again.
+        # Hooks use the default graph. Between two predictions, the default graph must be the caller's.
         try:
             while True:
                 with self._graph.as_default():
@@ -170,14 +170,14 @@ _NEXT = ("IteratorGetNext", "QueueDequeue", "ReaderRead", "MultiDeviceIteratorGe
 
 
 def _never_ends(graph: Any) -> bool:
-    """Whether nothing in the graph can say that the input has ended."""
+    """Whether no operation in the graph can signal the end of the input."""
     if graph.get_collection("queue_runners"):
         return False
     return not any(operation.type.startswith((*_NEXT, *_PYTHON)) for operation in graph.get_operations())
 
 
 def _specs(features: Any) -> Any:
-    """The structure of the features, with specs in place of tensors. None where another process cannot have them."""
+    """The structure of the features, with specs in place of tensors; None if they cannot be sent to other processes."""
     leaves = tf.nest.flatten(features)
     if not leaves:
         raise ModelError("input_fn gives no features", received=repr(features)[:200])
@@ -200,7 +200,7 @@ _PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"}
 
 
 def _calls_python(graph: Any) -> bool:
-    """Whether the input of a graph runs Python code, which may depend on anything: on predictions, too."""
+    """Whether the input of a graph runs Python code. Such code may depend on anything, even on earlier predictions."""
     if any(operation.type in _PYTHON for operation in graph.get_operations()):
         return True
     functions = getattr(graph, "_functions", {}).values()

@@ -1,4 +1,4 @@
-"""`classifier_parse_example_spec` and its like: what `tf.io.parse_example` takes, made of columns and a label."""
+"""`classifier_parse_example_spec` and `regressor_parse_example_spec`: specs for `tf.io.parse_example`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from penstock.runtimes.frameworks import tf
 def classifier_parse_example_spec(
     feature_columns: Any, label_key: str, label_dtype: Any = None, label_default: Any = None, weight_column: Any = None
 ) -> dict[str, Any]:
-    """What is parsed to train a classifier.
+    """The spec of the features that are parsed to train a classifier.
 
     Args:
         feature_columns: Columns of `tf.feature_column`.
@@ -31,7 +31,7 @@ def regressor_parse_example_spec(
     label_dimension: int = 1,
     weight_column: Any = None,
 ) -> dict[str, Any]:
-    """What is parsed to train a regressor.
+    """The spec of the features that are parsed to train a regressor.
 
     Args:
         feature_columns: Columns of `tf.feature_column`.

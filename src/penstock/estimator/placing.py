@@ -14,16 +14,16 @@ from penstock.runtimes.frameworks import tf
 
 
 class Placing(NamedTuple):
-    """TensorFlow's names of the devices; `is_asked_for` where the user named them."""
+    """TensorFlow's names of the devices. `is_asked_for` says whether the user named them."""
 
     devices: tuple[str, ...]
     is_asked_for: bool
 
     @property
     def scope(self) -> str | None:
-        """Where operations are placed, on one device; None where TensorFlow does so by itself.
+        """The device for all operations; None where TensorFlow chooses the right one by itself.
 
-        A scope that says `/GPU:0` would keep TensorFlow from putting what has no kernel for GPUs on the CPU.
+        With the scope `/GPU:0`, TensorFlow could not put operations without a GPU kernel on the CPU.
         """
         first = self.devices[0]
         return None if first.startswith("/CPU") or first == "/GPU:0" else first
@@ -35,7 +35,7 @@ class Placing(NamedTuple):
 
 
 def place(config: RunConfig) -> Placing:
-    """The devices of training: those that were asked for, else every GPU, else the CPU."""
+    """The devices that the user named, else every GPU, else the CPU."""
     is_asked_for = config.devices is not None or config.num_gpus is not None
     seen = len(tf.config.list_physical_devices("GPU"))
     chosen = _chosen(config)
@@ -66,9 +66,9 @@ def _chosen(config: RunConfig) -> list[Device]:
 
 
 def strategy_over(placing: Placing, options: Any) -> Any:
-    """A mirrored strategy over several devices of this process, for the graph that is the default now.
+    """A mirrored strategy over several devices of this process, for the default graph.
 
-    Further CPUs exist in the session only: the user's eager code sees the one that it had.
+    Additional CPUs exist only in the session: the user's eager code still sees one.
     """
     across = _across(placing.devices, options)
     return tf.compat.v1.distribute.MirroredStrategy(list(placing.devices), cross_device_ops=across)
@@ -76,10 +76,10 @@ def strategy_over(placing: Placing, options: Any) -> Any:
 
 @contextmanager
 def in_session(strategy: Any, options: Any) -> Iterator[Any]:
-    """A user's strategy, fit for a session for a while.
+    """A context in which a user's strategy works in a session.
 
-    One that was made outside of a graph adds gradients up by collective operations, and sessions wait for those without
-    end.
+    A strategy that was made outside of a graph adds gradients up with collective operations, and a session would wait
+    for these for ever.
     """
     from tensorflow.python.distribute.cross_device_ops import CollectiveAllReduce
 
@@ -96,27 +96,27 @@ def in_session(strategy: Any, options: Any) -> Iterator[Any]:
 
 
 def _across(devices: Sequence[str], options: Any) -> Any:
-    """How gradients are added up over these devices in a session, which gets as many CPUs as they are."""
+    """How gradients are added up over these devices in a session. If they are CPUs, the session gets as many."""
     cpus = sum("CPU" in device for device in devices)
     if cpus:
         options.device_count["CPU"] = cpus
         return tf.distribute.ReductionToOneDevice()
     if any(_is_divided(gpu) for gpu in tf.config.list_physical_devices("GPU")):
-        return tf.distribute.HierarchicalCopyAllReduce()  # NCCL takes whole GPUs only
+        return tf.distribute.HierarchicalCopyAllReduce()  # NCCL works only with whole GPUs
     return tf.distribute.NcclAllReduce()
 
 
 def _is_divided(gpu: Any) -> bool:
-    """Whether the user made several devices of one GPU. Listing those would make TensorFlow take all GPUs' memory."""
+    """Whether the user divided a GPU into several devices. To list these, TensorFlow would take all GPUs' memory."""
     return len(tf.config.get_logical_device_configuration(gpu) or ()) > 1
 
 
 class ClusterRefused(WrongValue):
-    """Several machines were to train together."""
+    """TF_CONFIG asks for training on several machines, which is refused."""
 
 
 def check_alone(config: RunConfig) -> None:
-    """Refuse what TF_CONFIG asks for beyond this machine."""
+    """Refuse a TF_CONFIG that names other machines, or a role that does not train."""
     if config.is_in_cluster:
         raise ClusterRefused(
             "TF_CONFIG names a cluster, and this doorway trains on the devices of one machine",

@@ -24,20 +24,20 @@ def predict(
     checkpoint_path: str | None = None,
     yield_single_examples: bool = True,
 ) -> Generator[Any, None, None]:
-    """The predictions for every row of the input: nothing happens before the first is asked for.
+    """The predictions for every row of the input. Nothing happens before the caller takes the first one.
 
-    On one device, an element is read when its predictions are asked for. Where there are several, and predicting goes
-    on for seconds, one process for each device takes over: then the input is read ahead of the predictions by up to
-    four bundles of elements for each CPU, six for each GPU (64 elements each at most), as far as it has any; nothing
-    waits for elements that are not there yet. An `input_fn` that calls Python code (`from_generator`, `py_func`) may
-    depend on what was predicted before: it is read ahead only where `RunConfig` names devices. The other processes use
-    `threads` CPU threads each, this one all: the last bits of the predictions may differ between them.
+    On one device, an element is read when its predictions are taken. With several devices, if predicting goes on for
+    seconds, one process for each device takes over. The input is then read ahead by up to four bundles of elements for
+    each CPU and six for each GPU (each of at most 64 elements); nothing waits for elements that are not there yet. An
+    `input_fn` that calls Python code (`from_generator`, `py_func`) may depend on earlier predictions: it is read ahead
+    only if `RunConfig` names devices. The other processes use `threads` CPU threads each, and this one uses all: so the
+    last bits of the predictions may differ between them.
 
     Args:
         function: The `model_fn`.
         input_fn: Returns a dataset of features, or tensors; labels are left out.
-        predict_keys: Of a dict of predictions, those that are wanted.
-        hooks: Session hooks. They, and `prediction_hooks`, need the session: one device predicts, in this process.
+        predict_keys: The keys of a dict of predictions that are kept.
+        hooks: Session hooks. With these or with `prediction_hooks`, only one device predicts, in this process.
         checkpoint_path: Another checkpoint than the newest of `model_dir`.
         yield_single_examples: Yield rows; else whole batches.
 

@@ -1,4 +1,4 @@
-"""Elements on replica processes: the local engine, brought up while this process still predicts, and what feeds it."""
+"""Elements on replica processes: feeds the local engine, which starts while this process still predicts."""
 
 import signal
 import threading
@@ -26,7 +26,7 @@ from penstock.jobs.placement import Setting
 from penstock.jobs.run_context import RunContext
 
 MOST_BYTES = 16 << 20
-"""Of a bundle; an element that is larger travels alone."""
+"""The most bytes of a bundle. A larger element is a bundle of its own."""
 _MOST_IN_BUNDLE = 64
 _BUNDLE_S = 0.05
 _AHEAD = {"cpu": 4, "gpu": 6}
@@ -36,22 +36,22 @@ _LANES = {"cpu": 1, "gpu": 2}
 
 
 class Bundle(NamedTuple):
-    """Elements that travel together, and their weight."""
+    """Elements that are sent together, and their weight."""
 
     elements: list[list[Any]]
     weight: int
 
 
 class ElementReader:
-    """Reads elements in a thread: an input that waits does not hold up what was read before.
+    """Reads elements in a thread, so that a slow input does not delay elements that were read before.
 
-    Elements weigh as many bytes as they have, at least 1/`most_elements` of a bundle and at most all of it. A bundle is
-    full when its elements weigh `MOST_BYTES`.
+    The weight of an element is its number of bytes, but at least 1/`most_elements` of a bundle and at most a whole one.
+    A bundle is full when its elements weigh `MOST_BYTES`.
 
     Args:
         read: Reads the next element; None at the end of the input.
         most_elements: How many elements a bundle has at most.
-        most_ahead: How many bundles may be read beyond the last one that is finished.
+        most_ahead: How many bundles may be read ahead of the last finished one.
     """
 
     def __init__(self, read: Callable[[], list[Any] | None], most_elements: int, most_ahead: int) -> None:
@@ -71,7 +71,7 @@ class ElementReader:
         """Wait for an element; False at the end of the input.
 
         Raises:
-            BaseException: What the input raised, when all before it is taken.
+            BaseException: The error of the input, after all elements before it were taken.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._has_ended)
@@ -80,7 +80,7 @@ class ElementReader:
             return bool(self._waiting)
 
     def take(self, replicas: int) -> Bundle | None:
-        """A bundle of what is there, which `replicas` share; None where nothing is there now."""
+        """A bundle of elements that were read; None if there are none now. `replicas` share the elements evenly."""
         with self._changed:
             most = -(-len(self._waiting) // replicas)
             elements: list[list[Any]] = []
@@ -92,13 +92,13 @@ class ElementReader:
             return Bundle(elements, weight) if elements else None
 
     def finish(self, weight: int) -> None:
-        """Note that the predictions of a bundle were taken, so that more elements may be read."""
+        """Note that the predictions of a bundle were taken: then more elements may be read."""
         with self._changed:
             self._ahead -= weight
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Read no more. An element that is being read is dropped."""
+        """Stop reading. An element that is being read is dropped."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -127,7 +127,7 @@ class ElementReader:
 
 
 def num_bytes(element: list[Any]) -> int:
-    """The memory of an element; of strings, what they hold, too."""
+    """The memory of an element, with the content of its strings."""
     return sum(_size(np.asarray(value)) for value in element)
 
 
@@ -138,23 +138,24 @@ def _size(array: Any) -> int:
 
 
 class Sample(NamedTuple):
-    """An element, what this process predicts for it, and how long that takes."""
+    """An element, this process's predictions for it, and how long they take."""
 
     element: list[Any]
     reference: Reference
     seconds: float
 
     def elements_in_bundle(self) -> int:
-        """Small elements travel together: a message for each would take longer than predicting it."""
+        """How many elements are sent together: a message for each small one would take longer than predicting it."""
         answers = list(flatten(self.reference.once).values())
         largest = max(num_bytes(self.element), num_bytes(answers), 1)
         return int(min(max(1, MOST_BYTES // largest), _MOST_IN_BUNDLE, 1 + _BUNDLE_S // max(self.seconds, 1e-6)))
 
 
 class DeviceTrial:
-    """Which devices are tried, and how: all at once, then one by one to find the device that fails and leave it out.
+    """The devices to try: first all at once, then one by one, to find the device that fails and leave it out.
 
-    Two devices are the least that is worth it. A replica that fails alone on two devices fails because of the model.
+    With fewer than two devices, replicas are not worth it. If a single replica fails on two devices, the model is at
+    fault.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
@@ -164,7 +165,7 @@ class DeviceTrial:
         self._failed_alone = 0
 
     def steps(self) -> Iterator[int]:
-        """How many replicas are to run, step by step, after the first one is ready."""
+        """After the first replica is ready: the numbers of replicas to run, one after the other."""
         for count in range(2, len(self.devices) + 1) if self._is_one_by_one else [len(self.devices)]:
             self._running = count
             yield count
@@ -182,14 +183,14 @@ class DeviceTrial:
 
 
 class Replicas:
-    """One replica for each device, which load in the background. Where they cannot predict, this process goes on alone.
+    """One replica for each device. They load in the background; if they cannot predict, this process goes on alone.
 
     Args:
         function: The `model_fn`.
         features: The structure of the features, as specs of tensors.
-        devices: One for each replica.
-        threads: CPU threads of each.
-        sample: What each must predict as this process does before it takes part.
+        devices: The device of each replica.
+        threads: The CPU threads of each.
+        sample: An element for which each replica must make the same predictions as this process, before it is used.
     """
 
     def __init__(
@@ -218,15 +219,15 @@ class Replicas:
         return _AHEAD[self._kind] * len(self._trial.devices)
 
     def predict(self, reader: ElementReader, predict_here: Callable[[list[Any]], Any]) -> Iterator[Any]:
-        """The predictions of what was read, in order, until no more is there: the input may wait for predictions.
+        """The predictions of all elements that were read, in order. It ends without more: the input may wait for these.
 
         Args:
             reader: Gives the elements.
-            predict_here: Predicts an element in this process: one that a replica rejects, so that the error is the same
-                as on one device; all that are left where the replicas cannot go on.
+            predict_here: Predicts an element in this process. This is for an element that a replica rejects, so that
+                the error is the same as on one device, and for all remaining ones if the replicas cannot go on.
 
         Raises:
-            WorkersDied: Replicas died again and again.
+            WorkersDied: Replicas died several times.
         """
         assert self._engine is not None
         results = self._engine.run(self._spans(reader))
@@ -239,7 +240,7 @@ class Replicas:
             if problem:
                 yield from map(predict_here, open_bundle(location_of(span))[len(answers) :])
             reader.finish(weight)
-        while self._under_way:  # the engine gave up
+        while self._under_way:  # the engine has ended with an error
             span, weight = self._under_way.popleft()
             yield from map(predict_here, open_bundle(location_of(span)))
             self._source.release(span)
@@ -301,7 +302,7 @@ class Replicas:
         job = Job(self._source, (Binding(COLUMN, (COLUMN,), STRING, ()),), (), 1)
         self._engine.prepare(job, placement, self._sample)
         for replicas in self._trial.steps():
-            # Those replicas are started and ready when it returns; how fast they are does not matter.
+            # When this returns, so many replicas are started and ready. Their speed does not matter.
             self._engine.measure(Measure(1, 0.0, 1), replicas, self._stop)
 
 

@@ -1,4 +1,4 @@
-"""`RunConfig`: how an Estimator runs. The fields of the original, the older ones that scripts still name, and ours."""
+"""`RunConfig`: how an Estimator runs. It has the original's fields, older ones that scripts still use, and our own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.options.records import DeviceRequest
 from penstock.runtimes.frameworks import tf
 
 USE_DEFAULT: Any = object()
-"""Told apart from None, which means: never."""
+"""The default of arguments for which None means "never"."""
 
 DEFAULT_SAVE_SECS = 600
 
 
 class _Setting:
-    """A field that can be read, and changed by `replace` only."""
+    """A field that can be read. Only `replace` changes it, in a copy."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -45,27 +45,27 @@ class RunConfig:
     """How an Estimator runs.
 
     Args:
-        model_dir: Where checkpoints and summaries lie; None takes that of the Estimator.
+        model_dir: The folder of checkpoints and summaries; None takes that of the Estimator.
         tf_random_seed: The seed of every graph.
         save_summary_steps: Steps between summaries.
         save_checkpoints_steps: Steps between checkpoints; None with `save_checkpoints_secs=None` saves none.
-        save_checkpoints_secs: Seconds between checkpoints, 600 where neither is said.
+        save_checkpoints_secs: Seconds between checkpoints; 600 if neither of the two is given.
         session_config: A `tf.compat.v1.ConfigProto`; None makes one.
         keep_checkpoint_max: How many checkpoints are kept; 0 or None keeps all.
-        keep_checkpoint_every_n_hours: Keep one more of every so many hours.
+        keep_checkpoint_every_n_hours: Also keep one checkpoint of every so many hours.
         log_step_count_steps: Steps between two lines in the log.
         train_distribute: A `tf.distribute` strategy; None makes one where there are several devices.
         device_fn: Places each operation.
         protocol: Accepted; there is one process.
         eval_distribute: Accepted; evaluation runs on one device.
-        experimental_distribute: A `DistributeConfig`; its `train_distribute` counts.
+        experimental_distribute: A `DistributeConfig`; only its `train_distribute` is used.
         experimental_max_worker_delay_secs: Accepted.
         session_creation_timeout_secs: How long to wait for a session.
         checkpoint_save_graph_def: Whether the graph is written beside the checkpoints.
         num_gpus: Train and predict on so many GPUs; 0 takes the CPU.
         gpu_memory_fraction: The share of each GPU's memory that may be taken.
         num_cores: CPU threads of this process's sessions; the old name of `threads`.
-        log_device_placement: Say where each operation is placed.
+        log_device_placement: Log the device of each operation.
         devices: Where to run, as in `--devices`: `all`, `cpu`, `gpu`, `cpu:N`, `gpu:I,J`.
         threads: CPU threads of each replica.
 
@@ -162,12 +162,12 @@ class RunConfig:
         return copied
 
     def portable(self) -> RunConfig:
-        """The same for another process: without what lives in this one only."""
+        """A copy for another process, without objects that exist only in this one."""
         return self.replace(train_distribute=None, eval_distribute=None, experimental_distribute=None)
 
     def session_options(self) -> Any:
         """The `ConfigProto` of a session. A GPU's memory is taken as needed by default."""
-        given = vars(self)["_session_config"]  # what TF_CONFIG says is about other machines
+        given = vars(self)["_session_config"]  # not the property, which may add the device filters of a cluster
         if given is not None:
             options = copy.deepcopy(given)
         else:
@@ -185,12 +185,12 @@ class RunConfig:
 
     @property
     def training_strategy(self) -> Any:
-        """The strategy of training, given as `train_distribute` or inside of `experimental_distribute`."""
+        """The strategy of training, from `train_distribute` or from `experimental_distribute`."""
         return self.train_distribute or getattr(self.experimental_distribute, "train_distribute", None)
 
     @property
     def device_request(self) -> DeviceRequest:
-        """Which devices: what `devices` says, else what `num_gpus` says, else all."""
+        """The devices of `devices`, else those of `num_gpus`, else all."""
         if self.devices is not None:
             return DeviceRequest.parse(self.devices)
         if self.num_gpus is not None:
@@ -204,7 +204,7 @@ class RunConfig:
         return tf.train.ClusterSpec(self._task.cluster)
 
     is_in_cluster = property(attrgetter("_task.in_cluster"))
-    """Whether TF_CONFIG names more than this process."""
+    """Whether TF_CONFIG names other processes than this one."""
     task_type = property(attrgetter("_task.type"))
     task_id = property(attrgetter("_task.id"))
     global_id_in_cluster = property(attrgetter("_task.global_id"))
@@ -252,11 +252,11 @@ _WRITTEN_NOW = (
     ),
     (("num_ps_replicas", "num_worker_replicas", "num_workers"), _CLUSTER),
 )
-"""Arguments that RunConfig never had, or had before TensorFlow 1.4, and what is written for them."""
+"""Arguments that RunConfig never had, or only before TensorFlow 1.4, and what to write instead."""
 
 
 def what_to_write(argument: str) -> str | None:
-    """What stands for an argument that RunConfig does not have.
+    """What to write instead of an argument that RunConfig does not have.
 
     >>> what_to_write("keep_checkpoints_max")
     'keep_checkpoint_max=…'

@@ -25,7 +25,7 @@ class Export(NamedTuple):
 
     called: Called
     receivers: Mapping[str, Callable[[], Any]]
-    """Mode to the function that says what is fed."""
+    """By mode, the function that returns what is fed."""
     checkpoint: str
     as_text: bool = False
     assets_extra: Mapping[str, str] | None = None
@@ -60,7 +60,7 @@ def export(job: Export, base: str) -> str:
 
 
 def _timestamped(base: str) -> str:
-    """A folder of `base` that does not exist, named after the second: exporters and servers take the largest."""
+    """A new folder in `base`. Its name is the time in seconds: exporters and servers take the largest number."""
     for _ in range(_ATTEMPTS):
         folder = os.path.join(base, str(int(time.time())))
         if not tf.io.gfile.exists(folder):
@@ -108,7 +108,7 @@ def _add_graph(builder: Any, job: Export, mode: str, *, has_variables: bool) -> 
 
 
 def _check_signatures(signatures: Mapping[str, Any], mode: str) -> None:
-    """Warn where nothing can be served: an exporter must not end the training that calls it."""
+    """Warn if nothing can be served. This is no error, since an exporter must not end the training that calls it."""
     if mode == ModeKeys.PREDICT and not signatures:
         LOG.warning(
             "the export has no signature: outputs of classification and regression take one string vector; "
@@ -117,17 +117,17 @@ def _check_signatures(signatures: Mapping[str, Any], mode: str) -> None:
 
 
 class Exporter:
-    """What `EvalSpec(exporters=…)` takes: a name, and `export`, called after every evaluation."""
+    """The base class for `EvalSpec(exporters=…)`: it has a name, and `export`, which is called after evaluations."""
 
     @property
     def name(self) -> str:
-        """The folder below `model_dir/export` that it writes to."""
+        """The name of its folder below `model_dir/export`."""
         raise NotImplementedError
 
     def export(
         self, estimator: Any, export_path: str, checkpoint_path: str, eval_result: Metrics, is_the_final_export: bool
     ) -> Any:
-        """Export, or return None."""
+        """Export, and return the path; or return None."""
         raise NotImplementedError
 
 
@@ -175,7 +175,7 @@ def _remove_older(folder: str, keep: int) -> None:
 
 
 class LatestExporter(_SavedModelExporter):
-    """Exports after every evaluation; the newest are kept.
+    """Exports after every evaluation, and keeps the newest exports.
 
     Args:
         name: The folder below `model_dir/export`.
@@ -225,8 +225,8 @@ class BestExporter(_SavedModelExporter):
     Args:
         name: The folder below `model_dir/export`.
         serving_input_receiver_fn: Says what is fed.
-        event_file_pattern: Where the events of earlier evaluations lie, below `model_dir`; None looks at none.
-        compare_fn: Takes `best_eval_result` and `current_eval_result`, and says whether the second is better.
+        event_file_pattern: Files with the events of earlier evaluations, below `model_dir`; None reads none.
+        compare_fn: Takes `best_eval_result` and `current_eval_result`, and returns whether the second is better.
         assets_extra: Path below `assets.extra` to a file that is copied there.
         as_text: Write `saved_model.pbtxt`.
         exports_to_keep: How many are kept; None keeps all.

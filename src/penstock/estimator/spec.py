@@ -1,4 +1,4 @@
-"""What a `model_fn` is called for and what it returns: `ModeKeys` and `EstimatorSpec`."""
+"""`ModeKeys`, for which a `model_fn` is called, and `EstimatorSpec`, which it returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOSS = "loss"
 
 
 class ModeKeys:
-    """What a `model_fn` is called for."""
+    """The modes in which a `model_fn` is called."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -40,12 +40,12 @@ class EstimatorSpec(_SpecFields):
         mode: One of `ModeKeys`.
         predictions: A tensor, or a dict of them. Needed to predict.
         loss: A tensor of one number. Needed to train and to evaluate.
-        train_op: What one training step runs. Needed to train.
+        train_op: The operation of one training step. Needed to train.
         eval_metric_ops: Name to (value, update operation), or to a Keras metric whose state was updated.
         export_outputs: Signature name to an output of `penstock.estimator.export`; None serves the predictions.
         training_chief_hooks: Session hooks of training; there is one trainer, so they run like `training_hooks`.
         training_hooks: Session hooks of training.
-        scaffold: What initialises and saves, where the usual will not do.
+        scaffold: A `Scaffold`, to initialise or save in another way than the usual one.
         evaluation_hooks: Session hooks of evaluation.
         prediction_hooks: Session hooks of prediction.
     """

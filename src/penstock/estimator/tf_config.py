@@ -1,7 +1,7 @@
 """TF_CONFIG: the machines that train together, and the role of this process among them.
 
-It is read as the original read it, also where a cluster is refused later: code asks a `RunConfig` for its role long
-before it trains, and a mistake in TF_CONFIG is reported when the `RunConfig` is made.
+It is read as in the original, even though training on a cluster is refused later: old code reads its role from a
+`RunConfig` long before it trains, and a mistake in TF_CONFIG is reported when the `RunConfig` is made.
 """
 
 import json
@@ -13,7 +13,7 @@ from penstock.estimator.refusals import WrongType, WrongValue
 
 
 class TaskType:
-    """The roles that TF_CONFIG knows."""
+    """The roles in TF_CONFIG."""
 
     MASTER = "master"
     PS = "ps"
@@ -32,12 +32,12 @@ class Task:
 
     Args:
         type: One of `TaskType`, or any other name in the cluster.
-        id: Which one of its type.
-        cluster: Task type to addresses. Empty where there is one process, and for an evaluator, which stands outside.
+        id: Its number among the tasks of its type.
+        cluster: Task type to addresses. Empty for a single process, and for an evaluator, which is outside the cluster.
         in_cluster: Whether TF_CONFIG names other processes than this one.
         master: Where sessions of training run; empty for this process.
         evaluation_master: The same for evaluation.
-        service: What else TF_CONFIG says, as it stands there.
+        service: The entry `service` of TF_CONFIG, unchanged.
         model_dir: The folder that TF_CONFIG names.
     """
 
@@ -63,7 +63,7 @@ class Task:
 
     @property
     def num_workers(self) -> int:
-        """How many processes train; an evaluator sees none."""
+        """How many processes train; 0 for an evaluator."""
         if not self.cluster:
             return 0 if self.type == TaskType.EVALUATOR else 1
         return sum(len(self.cluster.get(role, ())) for role in (*_LEADING, TaskType.WORKER))
@@ -80,7 +80,7 @@ class Task:
 
     @property
     def device_filters(self) -> list[str] | None:
-        """The processes whose devices a session of this one uses; None where it sees all."""
+        """The processes whose devices a session of this process uses; None for all."""
         if not self.cluster:
             return None
         if self.type in _LEADING:
@@ -93,7 +93,7 @@ class Task:
 
 
 def read_task(text: str | None, protocol: str | None = None, *, needs_leader: bool = True) -> Task:
-    """What TF_CONFIG says about this process.
+    """The role of this process, from TF_CONFIG.
 
     Args:
         text: The value of the variable.
@@ -101,8 +101,8 @@ def read_task(text: str | None, protocol: str | None = None, *, needs_leader: bo
         needs_leader: Whether a cluster must have a chief or a master. Under a strategy of `tf.distribute` it need not.
 
     Raises:
-        WrongValue: It is no JSON, the cluster has no leader or several, or the task is not in it.
-        WrongType: A part of it is of the wrong kind.
+        WrongValue: The text is no JSON, the cluster has no leader or several, or the task is not in the cluster.
+        WrongType: A part of it has the wrong type.
     """
     said = _parsed(text)
     cluster, task = _table(said, "cluster"), _table(said, "task")

@@ -65,7 +65,7 @@ class EvalSpec(_EvalFields):
         hooks: Session hooks.
         exporters: Called after every evaluation.
         start_delay_secs: Accepted; there is one process.
-        throttle_secs: No evaluation sooner than so many seconds after the one before, but at the end.
+        throttle_secs: The least number of seconds between two evaluations, except for the one at the end.
     """
 
     __slots__ = ()
@@ -103,7 +103,7 @@ class EvalSpec(_EvalFields):
 def train_and_evaluate(
     estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[dict[str, Any] | None, list[Any] | None]:
-    """Train, and evaluate the checkpoints that are saved meanwhile; returns the last metrics and exports."""
+    """Train, and evaluate the checkpoints that are saved during training. Returns the last metrics and exports."""
     for name, value, kind in (
         ("estimator", estimator, Estimator),
         ("train_spec", train_spec, TrainSpec),
@@ -124,7 +124,7 @@ def train_and_evaluate(
 
 
 class _Turns:
-    """When a checkpoint is evaluated: not the first one, not too soon after another, and always the last."""
+    """Decides which checkpoints are evaluated: not the first, none too soon after another, and always the last."""
 
     def __init__(self, estimator: Estimator, spec: EvalSpec, max_steps: int | None) -> None:
         self._estimator = estimator
@@ -137,7 +137,7 @@ class _Turns:
         self.exports: list[Any] | None = None
 
     def saved(self, step: int) -> None:
-        if not self._has_saved:  # the checkpoint that training begins with
+        if not self._has_saved:  # this is the checkpoint at the beginning of training
             self._has_saved = True
             return
         is_due = self._last_time is None or time.monotonic() - self._last_time >= self._spec.throttle_secs

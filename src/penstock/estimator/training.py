@@ -1,8 +1,8 @@
 """Training in this process: the loop, its hooks and its checkpoints, on one device or on several.
 
-On several devices, each has a copy of the model, and the variables are mirrored. Each takes the next batch of the
-dataset, so a step sees as many batches as there are devices. The optimizers of `tf.compat.v1.train` scale the loss by
-the number of copies: a step over N devices is one over the N batches together.
+With several devices, each has a copy of the model, and the variables are mirrored. Each device takes the next batch of
+the dataset, so a step uses as many batches as there are devices. The optimizers of `tf.compat.v1.train` scale the loss
+by the number of copies: a step on N devices equals one step over the N batches together.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Training(NamedTuple):
 
 
 class _Built(NamedTuple):
-    """What the graph of training holds."""
+    """The operations in the graph of training."""
 
     spec: EstimatorSpec
     global_step: Any
@@ -49,7 +49,7 @@ class _Built(NamedTuple):
 
 
 def train(training: Training) -> Any:
-    """Train until a hook or the end of the input stops it; returns the loss of the last step, None without any."""
+    """Train until a hook or the end of the input stops it. Returns the loss of the last step; None without any step."""
     config = training.called.config
     options = config.session_options()
     placing = place(config) if config.training_strategy is None else Placing((), True)
@@ -81,7 +81,7 @@ def _train_on_one(training: Training, placing: Placing, options: Any) -> Any:
 
 
 class _NoDataset(Exception):
-    """The input cannot be dealt out to several devices."""
+    """The input is no dataset, so its batches cannot go to several devices in turn."""
 
 
 def _train_on_several(training: Training, placing: Placing, options: Any) -> Any:
@@ -131,7 +131,7 @@ def _deal_out(training: Training, strategy: Any) -> Any:
 
 
 def _say_what_is_left_out(dataset: Any, devices: int) -> None:
-    """Every step takes a batch for each device: what is left at the end of the input is not trained on."""
+    """Warn about unused batches: a step takes one for each device, so the last ones of the input may be left over."""
     count = _num_batches(dataset)
     if count == tf.data.UNKNOWN_CARDINALITY:
         LOG.warning("should %s devices not divide the number of batches, the last ones are not trained on", devices)
@@ -150,12 +150,12 @@ def _num_batches(dataset: Any) -> int:
     try:
         with tf.compat.v1.Session(graph=count.graph, config=options) as session:
             return int(session.run(count))
-    except tf.errors.OpError:  # it may depend on what is not there yet
+    except tf.errors.OpError:  # the dataset may depend on variables or tables that are not initialised yet
         return int(tf.data.UNKNOWN_CARDINALITY)
 
 
 def _read_step_once(strategy: Any, global_step: Any) -> None:
-    """Add the operation that hooks read the step from; the strategy must read a mirrored step."""
+    """Add the operation from which hooks read the step: a mirrored step must be read by the strategy."""
     from tensorflow.python.training import training_util
 
     tf.compat.v1.add_to_collection(training_util.GLOBAL_STEP_READ_KEY, strategy.extended.read_var(global_step))
@@ -205,7 +205,7 @@ def _one_scaffold(scaffolds: Any, strategy: Any) -> Any:
 
 
 def _run_loop(training: Training, built: _Built, options: Any) -> Any:
-    """The loop over a graph that is built, in a session that restores, saves, summarises and recovers."""
+    """Run the loop of training over the built graph, in a session that restores, saves, summarises and recovers."""
     config, spec = training.called.config, built.spec
     _warm_start(training)
     _summarise_loss(spec.loss)
@@ -216,9 +216,9 @@ def _run_loop(training: Training, built: _Built, options: Any) -> Any:
     loss, steps = None, 0
     with (
         quiet(),
-        doorway_in_place(),  # hooks may name it
+        doorway_in_place(),  # hooks may use `tf.estimator`
         tf.compat.v1.train.MonitoredTrainingSession(
-            is_chief=config.is_chief,  # a config of the user's own may say that another process leads
+            is_chief=config.is_chief,  # in the user's own config class, another process may be the chief
             checkpoint_dir=config.model_dir,
             scaffold=spec.scaffold,
             hooks=hooks,
@@ -240,7 +240,7 @@ def _run_loop(training: Training, built: _Built, options: Any) -> Any:
 
 
 def _check_newest(model_dir: str, scaffold: Any) -> None:
-    """Check that TensorFlow will continue from the newest checkpoint, and that it can."""
+    """Check that TensorFlow can continue from the newest checkpoint, and make sure that it does."""
     newest = newest_checkpoint(model_dir)
     if newest is not None:
         check_restorable(newest, scaffold)
@@ -261,7 +261,7 @@ def _summarise_loss(loss: Any) -> None:
 
 
 def _add_saver(training: Training, spec: EstimatorSpec) -> None:
-    """The saver that writes what the original wrote: `model.ckpt-N`, relative paths in the state file."""
+    """Add a saver that writes the same files as the original: `model.ckpt-N`, and relative paths in the state file."""
     savers = tf.compat.v1.GraphKeys.SAVERS
     if spec.scaffold.saver or tf.compat.v1.get_collection(savers):
         return
@@ -277,7 +277,7 @@ def _add_saver(training: Training, spec: EstimatorSpec) -> None:
 
 
 def _watching(training: Training, built: _Built) -> list[Any]:
-    """Stop at a loss that is no number, and log the loss."""
+    """Hooks that stop training if the loss is no number, and log the loss."""
     hooks = [tf.compat.v1.train.NanTensorHook(built.spec.loss)]
     every = training.called.config.log_step_count_steps
     if every is not None:
@@ -287,7 +287,7 @@ def _watching(training: Training, built: _Built) -> list[Any]:
 
 
 def _saving(training: Training, spec: EstimatorSpec, hooks: list[Any]) -> list[Any]:
-    """The hook that saves checkpoints, unless the user brought one; the listeners join whichever there is."""
+    """The hook that saves checkpoints, unless the user gave one. The listeners are added to the hook that is used."""
     config, saver_hook = training.called.config, tf.compat.v1.train.CheckpointSaverHook
     savers = [hook for hook in (*hooks, *spec.training_chief_hooks) if isinstance(hook, saver_hook)]
     added = []

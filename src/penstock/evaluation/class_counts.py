@@ -12,7 +12,7 @@ from penstock.errors import InputError, UsageError
 
 _MOST_CLASSES = 10_000
 _TRUE = 0.5
-"""A label of a single value at least this large is class 1, whether the predictions are logits or not."""
+"""A single-value label of at least this size is class 1, even where the predictions are logits."""
 
 
 class ClassCounts:
@@ -59,7 +59,7 @@ class ClassCounts:
         """Count rows but those of class `ignored`. Labels are whole numbers, or have the shape of the predictions.
 
         Raises:
-            InputError: The labels are no classes, as those of a regression.
+            InputError: The labels are no classes, but for example those of a regression.
         """
         classes = len(self.matrix)
         predicted = self._predicted(predictions)

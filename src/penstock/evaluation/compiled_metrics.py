@@ -20,10 +20,10 @@ _TAKE_VECTORS = (
     "CategoricalCrossentropy", "BinaryAccuracy", "BinaryCrossentropy", "KLDivergence", "CategoricalHinge",
     "MeanSquaredError", "MeanAbsoluteError", "RootMeanSquaredError", "CosineSimilarity", "Poisson",
 )  # fmt: skip
-"""Metrics that compare labels of the shape of the predictions: of classes as whole numbers, one-hot vectors."""
+"""Metrics that take labels in the shape of the predictions: classes as whole numbers must become one-hot vectors."""
 
 _COMPARE_NOTHING = {"Metric", "metric", "MeanMetricWrapper", "mean_metric_wrapper", "Mean", "mean", "Sum", "sum"}
-"""Metrics of Keras that take no labels, or are there for others to inherit from."""
+"""Metrics of Keras that take no labels, or are only base classes."""
 
 _OVER_WHOLE_BATCHES = ("dice", "tversky", "circle")
 """Losses of Keras that compare the rows of a batch with each other, or count over all of them."""
@@ -34,7 +34,7 @@ def check_request(model: Any, request: MetricRequest) -> None:
 
     Raises:
         ModelError: The model was not compiled with a loss or metrics, and none are given.
-        UsageError: A name is none of Keras.
+        UsageError: Keras has no loss or metric of a name.
     """
     for names, known, flag in (
         (request.metrics, _known_metrics(), "--metrics"),
@@ -82,7 +82,7 @@ def _is_registered(name: str) -> bool:
 
 
 def named(name: str) -> Any:
-    """A metric or loss by its name: Keras's own by the name itself, a registered one as the object."""
+    """A metric or loss by its name: the name itself for one of Keras's own, an object for a registered one."""
     found = keras.saving.get_registered_object(name)
     if found is None:
         return name
@@ -90,13 +90,13 @@ def named(name: str) -> Any:
 
 
 def judged(model: Any, request: MetricRequest) -> tuple[Any, str | None, tuple[str, ...]]:
-    """The model whose loss and metrics are folded, why it must see its rows itself, and notes for the user.
+    """The model whose loss and metrics are folded, the reason if it must see the inputs itself, and notes for the user.
 
-    Where it must, and metrics or losses are named, only these are measured: they need no more than predictions.
+    If there is a reason, but the user named metrics or losses, only these are measured: they need only predictions.
 
     Raises:
         ModelError: There is nothing to measure.
-        UsageError: A name is none of Keras.
+        UsageError: Keras has no loss or metric of a name.
     """
     check_request(model, request)
     reason = None if model is None else reason_for_test_step(model)
@@ -106,7 +106,7 @@ def judged(model: Any, request: MetricRequest) -> tuple[Any, str | None, tuple[s
 
 
 def declared_outputs(model: Any) -> Structure | None:
-    """How a model gives its outputs; None where it is not known, or says nothing of them (a subclass)."""
+    """The structure of a model's outputs; None where there is no model, or it declares no outputs (a subclass)."""
     signature = KerasCall(model).signature if model is not None else None
     if signature is None or not signature.outputs:
         return None
@@ -114,7 +114,7 @@ def declared_outputs(model: Any) -> Structure | None:
 
 
 def reason_for_test_step(model: Any) -> str | None:
-    """Why predictions alone do not give what `model.evaluate` gives, in words; None where they do."""
+    """Why predictions are not enough to compute what `model.evaluate` gives, in words; None where they are enough."""
     kind = type(model)
     for name in ("test_step", "compute_loss", "compute_metrics"):
         if getattr(kind, name) is not getattr(keras.Model, name):
@@ -133,7 +133,7 @@ def reason_for_test_step(model: Any) -> str | None:
 
 
 def _calls(kind: type[Any], name: str) -> bool:
-    """Whether a method of a class of the user calls a method of this name."""
+    """Whether any method of a class that is not Keras's own calls a method of this name."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] == "keras" or base is object:
             continue
@@ -153,10 +153,10 @@ def _has_metrics(model: Any) -> bool:
 
 
 def stand_in(model: Any, request: MetricRequest, shape: FoldShape, vectors: Sequence[str]) -> Any:
-    """A model that holds the loss and metrics that were asked for, and the weights' penalties of the real one.
+    """A model with the requested loss and metrics, and with the penalties on weights of the real model.
 
-    What is not asked for stays as the real one was compiled. `vectors` are outputs whose labels are classes, of which
-    some metrics take one-hot vectors.
+    A loss or metrics that were not requested are those of the real model. `vectors` are outputs whose labels are
+    classes; some metrics take these as one-hot vectors.
     """
 
     class Measuring(keras.Model):  # type: ignore[misc]
@@ -187,7 +187,7 @@ def stand_in(model: Any, request: MetricRequest, shape: FoldShape, vectors: Sequ
 
 
 def by_output(entries: Sequence[str], outputs: Sequence[str], make: Any, flag: str) -> dict[str, list[Any]]:
-    """What names give for every output: `OUTPUT=NAME` for one of them, a plain name for all."""
+    """Losses or metrics for every output, from names: `OUTPUT=NAME` is for one output, a plain name for all."""
     made: dict[str, list[Any]] = {}
     for entry in entries:
         output, equals, name = entry.rpartition("=")
@@ -199,7 +199,7 @@ def by_output(entries: Sequence[str], outputs: Sequence[str], make: Any, flag: s
 
 
 def _metric(name: str, takes_classes: bool) -> Any:
-    """A metric by name; one that compares vectors is made to take labels that are classes."""
+    """A metric by name. One that compares vectors is changed, so that it takes labels that are classes."""
     found = named(name)
     if not takes_classes or name in _BY_SHAPE or not isinstance(found, str):
         return found
@@ -218,7 +218,7 @@ def _metric(name: str, takes_classes: bool) -> Any:
 
 
 def losses_of(model: Any, request: MetricRequest, output: str, place: int, outputs: int) -> list[Any]:
-    """The loss of an output, or else its metrics: what says how its labels are to be read."""
+    """The loss of an output, or else its metrics: they decide how its labels are read."""
     names = [entry.rpartition("=")[2] for entry in request.loss if entry.rpartition("=")[0] in ("", output)]
     if names:
         return list(names)
@@ -235,7 +235,7 @@ def losses_of(model: Any, request: MetricRequest, output: str, place: int, outpu
 
 
 def _part_of(given: Any, output: str, place: int, outputs: int) -> Any:
-    """What a loss or metrics argument of `compile` says of one output."""
+    """What a loss or metrics argument of `compile` has for one output."""
     if isinstance(given, Mapping):
         return given.get(output)
     if isinstance(given, (list, tuple)) and outputs > 1 and len(given) == outputs:
@@ -246,9 +246,9 @@ def _part_of(given: Any, output: str, place: int, outputs: int) -> Any:
 
 
 def depends_on_batches(model: Any) -> bool:
-    """Whether another batch size may give another result: a loss that is no mean over rows, or code of the user."""
+    """Whether the result may depend on the batch size: a loss is no mean over rows, or is the user's own code."""
     losses, metrics = keras.tree.flatten(user_loss(model)), _given_metrics(model)
-    # Of a loss that is given as a metric, Keras takes the mean of the batches' means.
+    # If a loss is given as a metric, Keras computes the mean of the means of batches.
     if any(isinstance(each, keras.losses.Loss) for each in metrics):
         return True
     flat = [each for each in (*losses, *metrics) if each is not None]
@@ -256,7 +256,7 @@ def depends_on_batches(model: Any) -> bool:
 
 
 def reset_metrics(model: Any) -> None:
-    """Begin anew, also with metrics that were used before: those of a model that saw no batch are not in its list."""
+    """Reset all metrics. `model.reset_metrics` skips compiled ones if the model has seen no batch yet."""
     model.reset_metrics()
     for metric in _given_metrics(model):
         if isinstance(metric, keras.metrics.Metric):
@@ -287,5 +287,5 @@ def _is_mean_over_rows(given: Any) -> bool:
     if not isinstance(given, keras.losses.Loss):
         return True
     if getattr(given, "_fn_kwargs", {}).get("ignore_class") is not None:
-        return False  # the mean is over what its batch does not ignore
+        return False  # the mean is over the rows of a batch that are not ignored
     return given.reduction in ("sum_over_batch_size", "auto")

@@ -1,4 +1,4 @@
-"""One step of a fold: labels and predictions of a batch into the loss and metrics, compiled where that pays."""
+"""One step of a fold: it adds labels and predictions of a batch to the loss and metrics, compiled where that pays."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penstock.runtimes.frameworks import jax, keras, tf
 
 
 class FoldStep:
-    """What the `test_step` of Keras does behind the model's call.
+    """Does what Keras's `test_step` does after the call of the model.
 
-    The first batch of a shape runs as it is, which also makes the variables of metrics; from the second one on the step
-    is compiled for that shape. A loss or metric that cannot be compiled is run as it is.
+    The first batch of a shape runs uncompiled, which also makes the variables of metrics. From the second one on, the
+    step is compiled for that shape. A loss or metric that cannot be compiled runs uncompiled.
     """
 
     def __init__(self, model: Any) -> None:
@@ -25,7 +25,7 @@ class FoldStep:
         self.has_loss = False
 
     def __call__(self, labels: Any, predictions: Any, weights: Any, logits: Any) -> None:
-        """Fold a batch, each a structure of arrays; `weights` may be None, and so may be any of the `logits`."""
+        """Fold a batch. Each argument is a structure of arrays; `weights` and any of the `logits` may be None."""
         labels, predictions, weights, logits = (
             keras.tree.map_structure(_as_tensor, each) for each in (labels, predictions, weights, logits)
         )
@@ -37,7 +37,7 @@ class FoldStep:
                 self._compiled = self._compiled or self._compile()
                 self._compiled(labels, predictions, weights, logits)
                 return
-            except Exception:  # the plain way says better what is wrong, if anything is
+            except Exception:  # if the batch itself is wrong, the uncompiled step raises a better error
                 self._may_compile = False
         self._fold(labels, predictions, weights, logits)
 
@@ -45,7 +45,7 @@ class FoldStep:
         model = self._model
         for prediction, before in zip(keras.tree.flatten(predictions), keras.tree.flatten(logits), strict=True):
             if before is not None:
-                prediction._keras_logits = before  # as Keras's own softmax and sigmoid leave them for a loss
+                prediction._keras_logits = before  # Keras's own softmax and sigmoid leave logits here for a loss
         self.has_loss = user_loss(model) is not None or bool(model.losses)
         if self.has_loss:
             loss = model.compute_loss(None, labels, predictions, weights, training=False)

@@ -1,4 +1,4 @@
-"""Where predictions are judged: in a metrics process for model files, in this process for a live model."""
+"""Compute loss and metrics: in a metrics process for model files, in this process for a live model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from penstock.runtimes.keras.backends import MODEL_KINDS, backend_for
 
 
 class Judge(Protocol):
-    """Loss and metrics, fed in order."""
+    """Loss and metrics of rows that come in order."""
 
     def open(self) -> Opened:
-        """What is known before any row is there. Raises what is wrong with the request or the compiled model."""
+        """What is known before any row comes. Errors in the request or the compiled model are raised here."""
         ...
 
     def begin(self, shape: FoldShape) -> None: ...
@@ -75,14 +75,14 @@ class JudgeHere:
 
 
 class JudgeProcess:
-    """The hold on the metrics process, which starts to load at once.
+    """Starts the metrics process, which loads at once, and talks to it.
 
     Args:
-        model: The model; None where what is measured is given by name and no model is known.
+        model: The model; None where none is known, and losses and metrics are given by name.
         request: What is measured.
-        runtime: The runtime that predicts: its framework computes the metrics, too, where it is one of Keras's.
+        runtime: The runtime that predicts. If its framework is a backend of Keras, it also computes the metrics.
         log: Where the process writes.
-        is_verbose: Whether frameworks may write all they want to.
+        is_verbose: Whether all output of frameworks is shown.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class JudgeProcess:
         self._process.send(Begin(shape))
 
     def add(self, columns: Mapping[str, Array]) -> None:
-        """Hand rows over. They are folded while the next ones are predicted."""
+        """Send rows to the process. It folds them while the next ones are predicted."""
         self._wait()
         self._process.send(Add(self._inbox.put(columns)))
         self._is_waiting = True
@@ -144,8 +144,8 @@ class JudgeProcess:
         """The next answer.
 
         Raises:
-            PenstockError: What went wrong there.
-            WorkersDied: The process is gone.
+            PenstockError: The error of the process.
+            WorkersDied: The process has died.
         """
         try:
             multiprocessing.connection.wait(self._process.signs)

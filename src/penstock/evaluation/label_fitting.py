@@ -1,4 +1,4 @@
-"""Labels as the loss takes them: classes as whole numbers or one-hot vectors, checked for their range and shape."""
+"""Brings labels into the form of a loss (classes as whole numbers or one-hot vectors), and checks range and shape."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SHOWN = 5
 _OF_CLASSES = frozenset(
     {"accuracy", "acc", "crossentropy", "ce", "auc", "precision", "recall", "f1score", "fbetascore"}
 )
-"""Metrics that say, of labels that are whole numbers, that these are classes."""
+"""Metrics that show that labels which are whole numbers are classes."""
 
 
 @dataclass(frozen=True)
 class LabelRule:
-    """How the labels of an output are handed to its loss.
+    """The form in which a loss gets the labels of an output.
 
     Args:
-        form: As whole numbers (`classes`), as one-hot vectors (`vectors`), or as they are.
+        form: Whole numbers (`classes`), one-hot vectors (`vectors`), or as they are.
         classes: How many classes the output has; 0 where its values are no classes.
         is_binary: Labels lie between 0 and 1.
         has_logits: Predictions are logits, so that a single value above 0 means class 1.
@@ -49,7 +49,7 @@ class LabelRule:
         if not classes or is_binary:
             return cls(AS_THEY_ARE, 0, is_binary, has_logits)
         are_classes = labels.dtype.kind in "iub" and _ranks_below(labels, predictions)
-        # What a loss of the user's own makes of whole numbers is not known.
+        # For a loss of the user's own, it is not known whether whole numbers are classes.
         are_judged = are_classes and not has_vectors and any(name in _OF_CLASSES for name in names)
         if is_sparse or are_judged:
             form = AS_CLASSES if is_lenient or are_classes else AS_THEY_ARE
@@ -70,18 +70,19 @@ def _config(loss: Any) -> dict[str, Any]:
 
 
 def _ranks_below(labels: Array, predictions: Array) -> bool:
-    """Whether there is one label where the predictions have a vector."""
+    """Whether there is one label for each vector of the predictions."""
     return labels.shape in (predictions.shape[:-1], (*predictions.shape[:-1], 1))
 
 
 def fit_labels(rule: LabelRule, output: str, labels: Array, predictions: Array, rows: Array) -> Array:
-    """Labels in the form that the rule says.
+    """Labels in the form of the rule.
 
     Raises:
-        InputError: A label is out of range, or the labels have another shape than the output; the first row is named.
+        InputError: A label is out of range (the first such row is named), or the labels have another shape than the
+            output.
     """
     if labels.dtype == np.float64:
-        labels = labels.astype(np.float32)  # as Keras does
+        labels = labels.astype(np.float32)  # Keras does the same
     if rule.is_binary:
         _check_range(labels, rows, 0, 1, f"a label from 0 to 1, as the binary loss of {output!r} takes")
         return labels
@@ -111,7 +112,7 @@ def fit_labels(rule: LabelRule, output: str, labels: Array, predictions: Array, 
 
 
 def check_classes(losses: Sequence[Any], output: str, labels: Array, shape: tuple[int, ...]) -> None:
-    """Check labels of a model's only output, a row of which has this shape, where the loss takes them as classes.
+    """Check the labels of a model's only output, if the loss takes them as classes. `shape` is that of a row of it.
 
     Raises:
         InputError: One is out of range; the first row is named.

@@ -1,4 +1,4 @@
-"""What is measured, and what was found: the records of an evaluation."""
+"""The records of an evaluation: what is measured, and the results."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from penstock.core.records import Scaling
 from penstock.options.class_names import ClassNames
 
 PREDICTION, LABEL, WEIGHT, INPUT, ROW = "prediction:", "label:", "weight:", "input:", "row:"
-"""Before the name of an output or input in the columns that a fold takes; ROW is the row number."""
+"""Prefixes of columns that a fold takes, before the name of an output or input. ROW is the column of row numbers."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """How arrays by name are handed to Keras: `single`, `list` or `dict`."""
+    """The structure in which Keras gets arrays: `single`, `list` or `dict`."""
 
     kind: str
     names: tuple[str, ...]
 
     def pack(self, columns: Mapping[str, Any], prefix: str) -> Any:
-        """The arrays of these names in this structure; None where there are none."""
+        """The arrays of these names in this structure; None where there are no names."""
         if not self.names:
             return None
         arrays = [columns[prefix + name] for name in self.names]
@@ -32,10 +32,10 @@ class Structure:
 
 @dataclass(frozen=True)
 class FoldShape:
-    """What a fold takes: the structures of predictions, labels and weights.
+    """The columns that a fold takes: the structures of predictions, labels and weights.
 
-    For a `test_step` it takes `inputs` instead of predictions, to which `scaling` is applied. `batch_rows` are those of
-    a batch of the input, where it came in batches.
+    For a `test_step` it takes `inputs` instead of predictions, and applies `scaling` to them. `batch_rows` is the
+    number of rows of a batch, if the input came in batches.
     """
 
     predictions: Structure

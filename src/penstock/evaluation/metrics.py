@@ -1,7 +1,7 @@
 """Loss and metrics of Keras over predictions that come in order: exact for every metric, never a mean of means.
 
-Replicas only predict. Their answers are put in order and folded into the metrics in one place, so that the number of
-replicas, their batches and a last short batch change nothing.
+Replicas only predict. Their answers are put in order and folded into the metrics in one place. So the result does not
+depend on the number of replicas, on their batches or on a short last batch.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _MOST_FOLD_ROWS = 8192
 
 
 class Fold:
-    """Loss and metrics, fed with columns in order.
+    """Loss and metrics of columns that come in order.
 
     Args:
-        model: The compiled model; None where there is none, and the request names what is measured.
+        model: The compiled model; None where there is none, and the request names losses and metrics.
         request: What is measured.
-        shape: What the columns are.
+        shape: The columns and their structures.
     """
 
     def __init__(self, model: Any, request: MetricRequest, shape: FoldShape) -> None:
@@ -112,7 +112,7 @@ class Fold:
         self._is_begun = True
 
     def _rules_for(self, first: Mapping[str, Array]) -> dict[str, LabelRule]:
-        """How the labels of every output are read: by the loss, or else by the metrics."""
+        """The rule for the labels of every output. The loss decides it, or else the metrics."""
         rules: dict[str, LabelRule] = {}
         names = self._shape.predictions.names
         for place, name in enumerate(names):
@@ -132,7 +132,7 @@ class Fold:
         return counts
 
     def _batch_rows(self, first: Mapping[str, Array]) -> int:
-        """Batches as Keras has them where the result depends on them; else as many rows as are handled well at once."""
+        """The rows of a batch: those of Keras if the result depends on batches, else a number that is fast to fold."""
         if self._shape.inputs or depends_on_batches(self._model):
             return self._shape.batch_rows or self._request.batch_size or KERAS_BATCH
         row_bytes = sum(array.nbytes // max(1, len(array)) for array in first.values())
@@ -178,7 +178,7 @@ class Fold:
 
 @contextmanager
 def _going_on(model: Any) -> Iterator[None]:
-    """Let metrics add batches up: `test_on_batch` of Keras begins anew with each."""
+    """Inside the context, metrics add batches up: normally, Keras's `test_on_batch` resets them for each batch."""
     object.__setattr__(model, "reset_metrics", lambda: None)
     try:
         yield
@@ -206,7 +206,7 @@ def _plain(value: Any) -> Any:
 
 
 class _BatchBuffer:
-    """Rows on their way into batches of one size. The last batch may be short."""
+    """Collects rows into batches of one size. The last batch may be short."""
 
     def __init__(self, rows: int) -> None:
         self._size = rows
@@ -215,7 +215,7 @@ class _BatchBuffer:
 
     def add(self, columns: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
         if self._pieces and any(array.shape[1:] != self._pieces[0][name].shape[1:] for name, array in columns.items()):
-            yield from self.rest()  # rows of another size share no batch with these
+            yield from self.rest()  # rows of another shape cannot be in the same batch
         self._pieces.append(dict(columns))
         self._rows += len(next(iter(columns.values())))
         if self._rows < self._size:

@@ -13,7 +13,7 @@ from penstock.evaluation.targets import Targets
 
 @dataclass(frozen=True)
 class Open:
-    """Load the model, where its loss and metrics are needed, and check the request. `sys_path` is that of the user."""
+    """Load the model, if one is given, and check the request. `sys_path` is the user's `sys.path`."""
 
     model: ModelFile | None
     request: MetricRequest
@@ -22,12 +22,12 @@ class Open:
 
 @dataclass(frozen=True)
 class Opened:
-    """The model is there.
+    """The model is loaded.
 
     Args:
-        reason: Why it must see the inputs itself.
+        reason: Why it must see the inputs itself; None if it need not.
         notes: Lines for the user.
-        outputs: How the model gives its outputs, where it says that before it is called.
+        outputs: The structure of its outputs; None where the model does not declare it.
     """
 
     reason: str | None = None
@@ -37,7 +37,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Begin:
-    """What the columns of the next messages are."""
+    """Describes the columns of the next messages."""
 
     shape: FoldShape
 
@@ -66,11 +66,11 @@ class Test:
 
 @dataclass(frozen=True)
 class Added:
-    """The rows are folded. `failures` are those of spans that were read."""
+    """The rows are folded. `failures` are the rows of a `Test` that failed."""
 
     failures: tuple[RowFailure, ...] = ()
 
 
 @dataclass(frozen=True)
 class End:
-    """No row is left: answer with what was measured."""
+    """There are no more rows: answer with the results."""

@@ -1,7 +1,7 @@
 """The main of the metrics process: `python -m penstock.evaluation.metrics_process CHANNEL BOARD INBOX`.
 
-It holds the loss and metrics of a model file, on a CPU, and folds what the replicas predict into them, in order. It
-runs no replica: where a model must see the inputs itself, it reads them here.
+It holds the loss and metrics of a model file, on a CPU, and folds the predictions of the replicas into them, in order.
+If a model must see the inputs itself, this process reads the inputs and runs the model, without replicas.
 """
 
 import sys
@@ -24,7 +24,7 @@ from penstock.runtimes.keras.loading import load_keras_model
 
 
 class MetricsProcess:
-    """The process's side of the conversation."""
+    """Handles the messages of the coordinator."""
 
     def __init__(self, channel: Channel, inbox: Mailbox) -> None:
         self._channel = channel
@@ -64,7 +64,7 @@ class MetricsProcess:
         return Opened(reason, (*notes, *more), outputs)
 
     def _load(self, file: ModelFile, notes: list[str]) -> Any:
-        """The model with its compiled loss and metrics; None where only another Keras loads it."""
+        """The model with its compiled loss and metrics; None where only tf_keras loads it."""
         try:
             model = load_keras_model(file)
         except RefusedByRuntime as error:

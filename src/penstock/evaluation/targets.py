@@ -1,4 +1,4 @@
-"""Labels and weights, from the columns that people have to the arrays that losses and metrics take."""
+"""Labels and weights: makes the arrays that losses and metrics take from the columns of the input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.options.class_names import ClassNames, names_of
 from penstock.sources.derived.folder_names import FOLDER, folder_of
 
 LABELS_FILE = "labels.json"
-"""What the names of the classes are kept in, beside the model that was trained with them."""
+"""The file with the names of the classes, beside the model that was trained with them."""
 _SHOWN = 20
 
 
@@ -34,7 +34,7 @@ class Targets:
         labels: Output to column.
         weight: The column of weights, if there is one.
         classes: The names of the classes, in order, of every output whose labels are text.
-        specs: What the source says of these columns.
+        specs: The source's specs of these columns.
     """
 
     labels: Mapping[str, str]
@@ -47,7 +47,7 @@ class Targets:
         return tuple(dict.fromkeys([*self.labels.values(), *([self.weight] if self.weight else [])]))
 
     def read(self, kept: Mapping[str, Column]) -> tuple[dict[str, Array], BadRows]:
-        """Labels and weights as a fold takes them, and the rows that have none.
+        """Labels and weights as a fold takes them, and the rows that lack one.
 
         Raises:
             InputError: A label is no class, or labels or weights of this kind cannot be evaluated.
@@ -82,7 +82,7 @@ class Targets:
         return array
 
     def _classes_of(self, output: str, name: str, column: pa.Array, bad: BadRows) -> Array:
-        """The numbers of classes that are given by their names."""
+        """The numbers of classes, from a column of their names."""
         if pa.types.is_nested(column.type):
             raise InputError("lists of text are no labels", received=f"column {name!r}", allowed="one text a row")
         if not self._places[output]:
@@ -102,7 +102,7 @@ class Targets:
 
     @functools.cached_property
     def _places(self) -> dict[str, dict[str, int]]:
-        """By output, the place of every class."""
+        """The place of every class, by output."""
         return {
             output: {name: place for place, name in enumerate(names_of(self.classes, output))} for output in self.labels
         }
@@ -120,7 +120,7 @@ class Targets:
 
 
 def kind_of(column: Column) -> str:
-    """What a column holds, in the words of Arrow: `date32[day]`."""
+    """The type of a column's values, as Arrow names it: `date32[day]`."""
     arrow = to_arrow(column)
     return str(arrow.type.value_type if pa.types.is_dictionary(arrow.type) else arrow.type)
 
@@ -138,9 +138,9 @@ def class_codes(labels: pa.Array, places: Mapping[str, int]) -> pa.Array:
 
 
 def as_text(value: str | bytes | int | bool) -> str | int:
-    """A label as text; of a number, as a number."""
+    """A label as text, or as a number if it is one."""
     if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")  # two labels never become one
+        return value.decode(errors="backslashreplace")  # so that two labels never become the same text
     return int(value) if isinstance(value, bool) else value
 
 
@@ -194,7 +194,7 @@ def classes_beside(model: str | None) -> ClassNames:
 
 
 def classes_of_folders(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of the folders of photos in their order: what Keras numbers the classes by.
+    """The names of the folders of photos, sorted: Keras numbers the classes in this order.
 
     >>> classes_of_folders(("/p/dogs/1.jpg", "/p/cats/1.jpg", "/p/cats/2.jpg"))
     ('cats', 'dogs')

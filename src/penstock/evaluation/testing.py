@@ -1,4 +1,4 @@
-"""Rows through a model's own `test_step`, in order, where predictions alone do not give its loss or metrics."""
+"""Runs rows through a model's own `test_step`, in order, where predictions are not enough for its loss or metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.pool.loading import load_batches
 
 
 def test_spans(fold: Fold, job: Job, spans: Iterable[Span], targets: Targets) -> list[RowFailure]:
-    """Read spans and hand their rows to a fold that takes inputs; returns the rows that failed."""
+    """Read spans, and add their rows to a fold that takes inputs. Returns the rows that failed."""
     failures: list[RowFailure] = []
     for span in spans:
         for batch in load_batches(job, span):
@@ -40,7 +40,7 @@ def test_spans(fold: Fold, job: Job, spans: Iterable[Span], targets: Targets) ->
 
 
 def _as_of_input(failure: RowFailure, job: Job, span: Span) -> RowFailure:
-    """A failure, numbered as the whole input counts rows instead of the job, with the file it comes from."""
+    """A failure with its row number in the whole input instead of the job, and with the file of the row."""
     origin = failure.origin or job.source.origin(span, failure.row)
     return replace(failure, row=span.number(failure.row), origin=origin)
 

@@ -1,1 +1,1 @@
-"""What executes a model. Importing these modules imports no framework: `load` does."""
+"""What executes a model. Only `load` imports a framework; importing these modules does not."""

@@ -51,7 +51,8 @@ def _preferred(model: ModelFile) -> tuple[str, ...]:
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     if model.kind == "builder" and is_legacy and "tf_keras" in model.runtimes:
         return ("tf_keras", *(name for name in model.runtimes if name != "tf_keras"))
-    # What only another package's runtime executes: its model format names it, or it names the kind.
+    # A model that only another package's runtime executes: the model's format names the runtime, or the runtime
+    # names the kind of model.
     return model.runtimes or tuple(name for name, entry in runtimes().items() if model.kind in entry.kinds)
 
 
@@ -60,8 +61,8 @@ def on_the_first_that_loads(
 ) -> tuple[Loaded, str | None]:
     """The result of `load` for the runtime that was asked for, or for the first that does not refuse the model.
 
-    Keras 3 reads most files of Keras 2, and tf_keras the others: only trying tells. The second value tells the user why
-    it is not the first choice.
+    Keras 3 reads most files of Keras 2, and tf_keras reads the others: only an attempt shows which. The second value is
+    a note for the user, why another runtime than the first choice is used; None where the first choice is used.
     """
     first = choose_runtime(model, wanted)
     try:
@@ -74,7 +75,7 @@ def on_the_first_that_loads(
     try:
         return load(other), f"{other} is used, because {first} refuses the model: {refusal.received}"
     except RefusedByRuntime as second:
-        # What the first choice says comes first: the other was only a last resort.
+        # The error is that of the first choice, with its reason first: the other runtime was only a last resort.
         reasons = f"{refusal.received}; {second.received}"
         raise ModelError(refusal.problem, received=reasons, allowed=refusal.allowed, hint=refusal.hint) from None
 
@@ -86,15 +87,15 @@ def _after_refusal(model: ModelFile, refused: str) -> str | None:
 
 
 def _have_one_loader(name: str, other: str) -> bool:
-    """Whether two runtimes load models with the same library: where one refuses a model, both do."""
+    """Whether two runtimes load models with the same library. If so, a model that one refuses is refused by both."""
     loader = runtime(name).loader
     return loader is not None and loader == runtime(other).loader
 
 
 def like(model: ModelFile, used: str) -> list[str]:
-    """The runtimes that load what `used` did: Keras 3 runs on several frameworks, and tf_keras is another Keras.
+    """The runtimes that load what `used` loaded: Keras 3 runs on several frameworks, and tf_keras is another Keras.
 
-    Variants of them come last, and what only names the model's kind.
+    Variants of them come last, as do runtimes that name the model's kind and that the model does not name.
     """
     own = [name for name in model.runtimes if name == used or _have_one_loader(name, used)]
     entries = runtimes().items()
@@ -103,13 +104,13 @@ def like(model: ModelFile, used: str) -> list[str]:
 
 
 def own_runtime(model: ModelFile, used: str) -> str:
-    """The runtime that counts as the model's own: what others are compared with.
+    """The runtime that counts as the model's own: the other runtimes are compared with it.
 
-    Keras models count as TensorFlow's, where they were most likely trained, unless only tf_keras reads them.
+    For Keras models this is TensorFlow, where they were most likely trained, unless only tf_keras reads them.
     """
     first = next(iter(model.runtimes), used)
     if _have_one_loader(first, used) and is_installed(first):
         return first
-    # A runtime that the model does not name reads what was converted from it, or compiles what another one loads.
+    # A runtime that the model does not name reads a conversion of the model, or compiles what another runtime loads.
     chosen = used if used in model.runtimes else choose_runtime(model, None)
     return used if chosen == used else own_runtime(model, chosen)

@@ -9,14 +9,14 @@ from penstock.core.records import Device, ModelFile
 from penstock.errors import DeviceError, one_line
 
 UNNEEDED = ("sklearn", "scipy", "pandas", "IPython", "jax", "torch", "tensorflow")
-"""Libraries that TensorFlow and Keras import only to see whether they are installed: a third of the processor time that
-starting a replica takes (measured: 5.3 s with them, 3.2 s without)."""
+"""Libraries that TensorFlow and Keras import only to see whether they are installed. They take a third of the processor
+time in which a replica starts (measured: 5.3 s with them, 3.2 s without)."""
 
 MOST_QUEUES = "32"
 
 
 def pinned(device: Device, threads: int) -> dict[str, str]:
-    """The variables that every framework understands: its only GPU, or none, and the size of its thread pools.
+    """The environment variables that every framework reads: its only GPU, or none, and the size of its thread pools.
 
     CUDA puts all streams of a process into 8 queues by default. A copy, or a JPEG to decode, that lands in the queue
     of the model's stream waits for whole batches: JPEGs beside ResNet50 on an H200 took 1.6 times as long.
@@ -44,10 +44,10 @@ def without_gpu(library: str, version: str, device: Device, *ways: str) -> Devic
 
 @contextmanager
 def lean_imports(file: ModelFile, *needed: str) -> Iterator[None]:
-    """Hide the libraries that are not needed: they seem not to be installed. Afterwards they import as ever.
+    """Hide the libraries that are not needed, as if they were not installed. Afterwards they import as usual.
 
-    Nothing is hidden from a builder and from the modules of custom objects: they are the user's own code, and may need
-    any of them.
+    Nothing is hidden where there is a builder, a `model_fn` or a module of custom objects: the user's own code may need
+    any of these libraries.
     """
     hidden = [name for name in UNNEEDED if name not in needed and name not in sys.modules]
     if file.kind in ("builder", "estimator") or file.custom_objects:
@@ -64,8 +64,8 @@ def lean_imports(file: ModelFile, *needed: str) -> Iterator[None]:
 def xla_flags(device: Device, threads: int) -> str:
     """The user's own flags, then ours.
 
-    On a GPU, XLA chooses kernels by timing them, and two processes may choose differently: other bits in the last place
-    from one replica to the next. Deterministic kernels cost about 2 % of ResNet50's speed on an H200.
+    On a GPU, XLA chooses kernels by timing them. Two processes may choose differently, and their answers would then
+    differ in the last bits. Deterministic kernels cost about 2 % of ResNet50's speed on an H200.
     """
     if device.kind == "gpu":
         ours = "--xla_gpu_deterministic_ops=true"

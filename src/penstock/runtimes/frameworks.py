@@ -1,7 +1,7 @@
 """TensorFlow, Keras, JAX, torch and h5py under their usual names, each imported when it is first used.
 
-Importing one takes seconds, and in a replica it must wait until its environment is set. Where the order matters
-(`load` of each runtime, under `lean_imports`), a plain `import` statement decides when.
+An import takes seconds, and a replica must set its environment before it. Where the order matters (in `load` of each
+runtime, under `lean_imports`), a plain `import` statement decides when.
 """
 
 import importlib

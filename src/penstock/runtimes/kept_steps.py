@@ -1,10 +1,10 @@
 """Compiled steps that are kept from run to run, in the user's cache: the second start of a model compiles nothing.
 
 JAX and TensorFlow find a step by all that decides it: the program, its shapes, and the flags of the compiler. Beside
-each file lies its digest, written once the file is whole: one that was cut short, altered or put there by somebody else
-is removed before the framework reads it, and made anew. A new file without a digest may be one that another process is
-writing, and stays for some minutes: only a process that found its name free signs it. JAX, which may meet a half one of
-a process that was killed, sees that it cannot be unpacked, and compiles.
+each file lies its digest, which is written once the file is whole. A file that was cut short, altered or put there by
+another user is removed before the framework reads it, and is then made anew. Another process may just be writing a new
+file without a digest, so such a file stays for some minutes; only a process that found the name free writes its digest.
+A process that was killed may leave half a file: JAX cannot unpack it, and compiles the step.
 
 Kernels are chosen without timing them (see `environment.xla_flags`), so a kept step and a new one give the same bits,
 and clearing the cache changes none.
@@ -30,11 +30,11 @@ _PACKAGES = (
     "tensorflow", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13", "nvidia-cublas-cu12", "nvidia-cublas",
 )  # fmt: skip
 _LEAST_FREE_BYTES = 1 << 30
-"""A disk with less than this is left to the job: TensorFlow fails where it cannot write a step."""
+"""No steps are kept on a disk with less free space than this: TensorFlow fails where it cannot write a step."""
 _MOST_BYTES = 4 << 30
 _RECENT_S = 3600.0
 _UNFINISHED_S = 600.0
-"""So long another process may take from its first file to its digests."""
+"""How long another process may take from its first file to its digests."""
 _JAX = {
     # Every program is kept, however short its compilation: dozens of small ones add up.
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -47,7 +47,7 @@ _TF_FLAG = "--tf_xla_persistent_cache_directory="
 _folder: str | None = None
 """Where this process keeps its steps; None where it keeps none."""
 _found: frozenset[str] = frozenset()
-"""What others had in it when this process opened it."""
+"""The files that were in the folder when this process opened it."""
 
 
 def keep_jax_steps(runtime: str, model: ModelFile, device: Device) -> None:
@@ -84,7 +84,7 @@ def seal() -> None:
 
 
 def give_up(reason: str) -> bool:
-    """Keep no steps of this model any more, as the framework fails with them; whether it did until now."""
+    """Keep no more steps of this model, because the framework fails with them. Returns whether it kept them before."""
     global _folder
     if _folder is None:
         return False
@@ -97,7 +97,7 @@ def give_up(reason: str) -> bool:
 
 
 def _open(runtime: str, model: ModelFile, device: Device) -> str | None:
-    """The folder for the steps of a model; None where there is none to be had.
+    """The folder for the steps of a model; None where steps cannot be kept.
 
     Its files are whole, but for those that another process may just be writing.
     """
@@ -132,7 +132,7 @@ def _key(runtime: str, model: ModelFile, device: Device) -> str:
 
 
 def _processor() -> list[str]:
-    """What code for this machine's cores depends on: a home folder may be that of several machines."""
+    """What compiled code depends on in this machine's cores: several machines may share a home folder."""
     about = [platform.machine()]
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         about += sorted({line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))})
@@ -153,7 +153,7 @@ def _is_whole(path: str) -> bool:
 
 
 def _is_unfinished(path: str) -> bool:
-    """Whether another process may just be writing this file: it is new, and a file without digest, or the reverse."""
+    """Whether another process may just be writing this file: it is new, and the file or its digest is missing."""
     file = path.removesuffix(_DIGEST)
     try:
         has_both = os.path.exists(file) and os.path.exists(file + _DIGEST)
@@ -168,8 +168,8 @@ def _digest(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """A small file, whole or not at all."""
-    staging = f"{path}.{os.getpid()}{_DIGEST}"  # left by a killed run, it is a digest without a file, and removed
+    """Write a small file, whole or not at all."""
+    staging = f"{path}.{os.getpid()}{_DIGEST}"  # if a killed run leaves it, it is removed as a digest without a file
     with open(staging, "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(staging, path)
@@ -184,7 +184,7 @@ def _remove(path: str) -> None:
 
 
 def _drop_oldest(parent: str) -> None:
-    """Remove the steps of models that were not started for the longest time, where all together take too much."""
+    """Remove the steps of the models that were started longest ago, where all steps together take too much space."""
     folders = sorted(os.scandir(parent), key=lambda entry: -entry.stat().st_mtime)
     total = 0
     for entry in folders:

@@ -1,4 +1,4 @@
-"""A device's memory: the share of it that a replica may take, and running out of it, whichever framework ran out."""
+"""A device's memory: the share that a replica may take, and one error for running out of it in any framework."""
 
 import re
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def out_of_memory(batch: Columns, reason: str) -> OutOfMemory:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether the text of an error says that memory ran out, where its class does not.
+    """Whether the text of an error says that memory ran out; for errors whose class does not say it.
 
     Python's own MemoryError does not count: when the process itself is out of memory, frameworks hang in their
     clean-up, and only another process can go on.
@@ -43,14 +43,14 @@ def within_memory(
     reason: Callable[[Exception], str] = what_was_short,
     let_go: Callable[[], None] | None = None,
 ) -> Columns:
-    """Run a batch, and turn the framework's error into ours where the device had no memory for it.
+    """Run a batch. If the device has too little memory for it, turn the framework's error into ours.
 
     Args:
-        batch: What is fed.
-        predict: What runs it.
+        batch: The batch.
+        predict: Runs the batch.
         kinds: The framework's own classes for such errors.
-        reason: The framework's reason in one line.
-        let_go: Gives back what is kept for the next batch.
+        reason: Makes one line of the framework's error.
+        let_go: Gives back the memory that is kept for the next batch.
 
     Raises:
         OutOfMemory: The batch did not fit.
@@ -70,7 +70,7 @@ def within_memory(
 def memory_fraction(device: Device) -> float | None:
     """The share of all its memory that this replica may take; None where nothing limits it.
 
-    What frameworks count as all of it is a little less than the driver does, so the share is never exceeded.
+    Frameworks count a little less memory as the whole than the driver does, so the share is never exceeded.
     """
     if device.kind != "gpu" or not device.memory_limit or not device.memory_bytes:
         return None

@@ -33,9 +33,9 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def import_openvino() -> Any:
-    """OpenVINO without its converters.
+    """The module `openvino`, imported without its converters.
 
-    Importing those contacts Intel's servers, leaves files in the home folder, and takes half the time.
+    Importing the converters contacts Intel's servers, leaves files in the home folder, and takes half of the time.
     """
     hidden = [name for name in _HIDDEN if name not in sys.modules]
     for name in hidden:
@@ -76,9 +76,9 @@ class Network:
     runs with open shapes.
 
     Args:
-        core: OpenVINO's.
-        model: What was read.
-        properties: What it is compiled with.
+        core: OpenVINO's core.
+        model: The network that was read.
+        properties: The properties that it is compiled with.
     """
 
     def __init__(self, core: Any, model: Any, properties: Mapping[str, Any]) -> None:
@@ -92,10 +92,10 @@ class Network:
         self._dropped: set[Shapes] = set()
 
     def run(self, feeds: Columns) -> Columns:
-        """The outputs by all their names. What comes back is the caller's: the request keeps none of it.
+        """The outputs, each under all of its names. The arrays belong to the caller: the request does not reuse them.
 
         Raises:
-            ValueError: A shape is not what the network takes; or a whole number has more than 32 bits. OpenVINO would
+            ValueError: The network does not take the shape, or a whole number has more than 32 bits. OpenVINO would
                 reshape the network in the first case, and cut off bits in the second.
         """
         arrays = [np.asarray(feeds[name], order="C") for name in self._names]
@@ -152,7 +152,7 @@ _LOSSY = ("f64",)
 _UNUSABLE = ("string", "bf16", "dynamic", "u1", "u4", "i4", "nf4")
 """Element types that cannot be fed; text in a graph ends the process (2026.4)."""
 _CARRIERS = ("Parameter", "Constant", "Convert", "Result")
-"""Operations that may have any type: what they hold is not computed with."""
+"""Operations that may have any type: they do not compute with their values."""
 
 
 class OpenVinoRuntime:
@@ -201,12 +201,12 @@ def _properties(core: Any, model: ModelFile, threads: int) -> dict[str, Any]:
     return {
         "INFERENCE_PRECISION_HINT": _HINTS[model.precision][0],
         "EXECUTION_MODE_HINT": "ACCURACY",
-        # Left alone, it computes matrix products with weights of 8 bits in 8 bits.
+        # By default, OpenVINO computes matrix products in 8 bits if the weights have 8 bits.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
         "PERFORMANCE_HINT": "LATENCY",
-        # Two replicas would bind their threads to the same cores.
+        # With pinning, two replicas would bind their threads to the same cores.
         "ENABLE_CPU_PINNING": False,
     }
 
@@ -239,7 +239,7 @@ def _read(core: Any, path: str) -> Any:
                 received=f"{path}: {', '.join(sorted(types))} in {kind} {operation.get_friendly_name()}",
             )
         if kind == "TopK":
-            # Of equal values the first one counts, as everywhere else.
+            # Of equal values the first comes first, as in all runtimes.
             operation.set_attribute("stable", True)
     network.validate_nodes_and_infer_types()
     return network
@@ -263,7 +263,7 @@ class OpenVinoConverted:
 
 
 class OpenVinoReplica:
-    """An ONNX file, as somebody else wrote it."""
+    """An ONNX file of the user's, which Penstock did not convert."""
 
     def __init__(self, network: Network, file: ModelFile) -> None:
         self._network: Network | None = network
@@ -291,7 +291,7 @@ class OpenVinoReplica:
 
 
 def _run(network: Network, feeds: Columns, batch: Columns) -> Columns:
-    """Run a batch. If memory runs out, what is compiled for other shapes is dropped, and the batch runs once more."""
+    """Run a batch. If memory runs out, all compiled forms of the network are dropped, and the batch runs once more."""
     try:
         return network.run(feeds)
     except (MemoryError, RuntimeError) as error:
@@ -307,7 +307,10 @@ def _run(network: Network, feeds: Columns, batch: Columns) -> Columns:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """OpenVINO has one class for all its errors. A thread that cannot be started has no room for its stack."""
+    """Whether memory ran out. The text decides, because OpenVINO has one class for all errors.
+
+    "Resource temporarily unavailable" means that a thread cannot be started: there is no memory for its stack.
+    """
     text = str(error).lower()
     return isinstance(error, MemoryError) or "alloc" in text or "resource temporarily unavailable" in text
 

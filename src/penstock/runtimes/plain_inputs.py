@@ -1,6 +1,6 @@
 """The inputs and outputs that a plain model file declares, and how arrays on the host become its inputs.
 
-Which inputs are columns, which are one value for the whole job, and how many rows it takes at once.
+It decides which inputs are columns, which are one value for the whole job, and how many rows the model takes at once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +46,7 @@ class Inputs:
 
 
 def divide_inputs(file: ModelFile, declared: Sequence[Declared]) -> Inputs:
-    """Take out of the declared inputs those that were given one value for the whole job.
+    """Divide the declared inputs into those that are fed rows, and those that have one value for the whole job.
 
     Raises:
         UsageError: A value was given for an input that does not exist, or it is not of the input's dtype or shape.
@@ -75,9 +75,10 @@ def divide_inputs(file: ModelFile, declared: Sequence[Declared]) -> Inputs:
 
 
 def parse_constant(declared: Declared, text: str) -> Array:
-    """The value of an input from text: one, or several between commas where the input has room for them, row by row.
+    """The value of an input from text: one value, or several with commas between them where the input takes several.
 
-    Where the rank is unknown, several numbers are a vector, and text is one text whatever is in it.
+    Several values fill the shape of the input in C order. Where the rank is unknown, several numbers are a vector, and
+    text is one text, also with commas in it.
 
     Raises:
         UsageError: It is not of the input's dtype, out of its range, or not as many as the input takes.
@@ -118,7 +119,7 @@ def rows_at_once(rows: Iterable[Declared]) -> int | None:
     """The only batch size that the inputs allow; None where they leave it open.
 
     Raises:
-        ModelError: They ask for different ones: at least one of them is not rows.
+        ModelError: They declare different batch sizes, so at least one of them is not rows.
     """
     sizes = {each.name: each.shape[0] for each in rows if each.shape}
     fixed = {name: size for name, size in sizes.items() if size is not None}
@@ -148,7 +149,7 @@ class HostInputs:
         return np.asarray(self._scaling.apply(array.astype(np.float32)))
 
     def prepare(self, name: str, array: Array) -> Array:
-        """Scaled and cast. A bfloat16 input stays float32: numpy has no such dtype of its own."""
+        """The input, scaled and cast. A bfloat16 input becomes float32: numpy has no bfloat16."""
         wanted = self._dtypes.get(name, STRING)
         if wanted == STRING:
             return array
@@ -157,17 +158,17 @@ class HostInputs:
 
 
 class OneByOne:
-    """A model whose file says one row: a larger batch is fed to it row by row inside one call.
+    """A model whose file takes one row: a larger batch is fed to it row by row inside one call.
 
-    Batches of one row would cost more on the way than in the model. Whatever such a model gives is the answer for its
-    row, so an output without a batch dimension is one, too; and where the length of an answer is open, as the number
-    of things that a detector finds, it is a list. Only what the file declares decides that: no row may depend on the
-    rows that happen to share its batch.
+    Batches of one row would cost more on their way than in the model. All that such a model gives is the answer for its
+    row, so an output needs no batch dimension. Where the length of an answer is open, such as the number of things that
+    a detector finds, the answer is a list. Only the declaration in the file decides this: the form of an answer must
+    not depend on the other rows of its batch.
 
     Args:
-        outputs: What the file declares.
-        has_open_batch: Whether it leaves the number of rows open, though it takes no two: then an open first
-            dimension is the batch.
+        outputs: The outputs that the file declares.
+        has_open_batch: Whether the file leaves the number of rows open, although the model does not take two. An open
+            first dimension is then the batch.
     """
 
     def __init__(self, outputs: Iterable[Declared], *, has_open_batch: bool = False) -> None:
@@ -191,7 +192,7 @@ class OneByOne:
         declared = self._declared.get(name)
         shape = declared.shape if declared is not None else None
         shapes = {answer.shape for answer in answers}
-        # What is not declared is what it turns out to be.
+        # An output that the file does not declare is judged by the shapes of its answers.
         is_one_row = all(each[:1] == (1,) for each in shapes)
         has_batch = self._has_batch(shape) if shape is not None else is_one_row
         if has_batch and not is_one_row:

@@ -1,4 +1,4 @@
-"""Host memory that the GPU copies from by itself. What is not registered with CUDA is copied on the host first."""
+"""Host memory that the GPU reads directly. Memory that is not registered with CUDA is copied on the host first."""
 
 import ctypes
 import threading
@@ -12,12 +12,12 @@ from penstock.runtimes.cuda_driver import in_context
 _PORTABLE = 1
 _lock = threading.Lock()
 _held: dict[int, memoryview] = {}
-"""Registered memory by its first address. It is held, so that it stays mapped: where an address came to mean other
-memory, the GPU would copy what lay there before."""
+"""Registered memory by its first address. The reference keeps it mapped: if its address were given to other memory, the
+GPU would still copy the old bytes."""
 
 
 def register(memory: memoryview) -> Callable[[], None] | None:
-    """Register memory, and return a function that undoes it; None where the driver refuses."""
+    """Register memory with CUDA. Returns a function that undoes it; None where the driver refuses."""
     start = int(np.frombuffer(memory, np.uint8).ctypes.data)
     address, size = ctypes.c_void_p(start), ctypes.c_size_t(memory.nbytes)
     if not in_context(lambda driver: int(driver.cuMemHostRegister_v2(address, size, _PORTABLE))):

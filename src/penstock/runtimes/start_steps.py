@@ -1,4 +1,4 @@
-"""Steps of a replica's start: noted for the trace, and begun early where they can run beside one another."""
+"""Steps of a replica's start: they are noted for the trace, and begin early where they can run at the same time."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ _noted: list[Mark] = []
 
 @contextlib.contextmanager
 def step(what: str) -> Iterator[None]:
-    """Note what this thread does inside the block."""
+    """Note for the trace when this thread is inside the context; `what` says what it does there."""
     started = time.perf_counter()
     try:
         yield
@@ -30,14 +30,16 @@ def take_marks() -> tuple[Mark, ...]:
 
 
 def open_gpu(device: Device) -> None:
-    """Have the driver make the context of the process's only GPU now, on a thread: it takes seconds, and so does
-    importing a framework, which then finds the context made."""
+    """Make the CUDA context of the process's only GPU now, on a thread.
+
+    This takes seconds, as does the import of a framework, which then finds the context made.
+    """
     if device.kind == "gpu":
         beside("gpu", _make_context)
 
 
 def beside(name: str, call: Callable[[], object]) -> None:
-    """Run something on a thread while this one goes on. What fails there fails again where it is needed."""
+    """Run a call on another thread. Its errors are dropped: the same step fails again where its result is needed."""
 
     def run() -> None:
         with contextlib.suppress(Exception):

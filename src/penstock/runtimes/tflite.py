@@ -38,7 +38,7 @@ class Quantisation:
 
     @classmethod
     def of_all(cls, details: Mapping[str, Any]) -> dict[str, Quantisation]:
-        """Those tensors that are quantised, out of the details that an interpreter gives."""
+        """The quantised tensors, by name, from the details that an interpreter gives."""
         by_name = {}
         for name, detail in details.items():
             parameters = detail["quantization_parameters"]
@@ -48,7 +48,7 @@ class Quantisation:
         return by_name
 
     def to_stored(self, array: Array) -> Array:
-        """Rounded to the nearest step; what lies outside is the largest or smallest value there is.
+        """The values rounded to the nearest step; values outside the range become its largest or smallest value.
 
         Raises:
             ValueError: A value is NaN or infinite: no integer stands for it.
@@ -57,7 +57,7 @@ class Quantisation:
         if not np.isfinite(real).all():
             raise ValueError(f"{real[~np.isfinite(real)][0]} cannot be stored as {self.dtype}")
         limits = np.iinfo(self.dtype)
-        # In 64 bits: 2**31 - 1 is no float32, and the one above it is no int32.
+        # The limits need float64: 2**31 - 1 is no float32, and the float32 above it is no int32.
         steps = np.rint(real / np.float32(self.scale)).astype(np.float64) + self.zero_point
         stored: Array = np.clip(steps, limits.min, limits.max).astype(self.dtype)
         return stored
@@ -73,11 +73,11 @@ class Quantisation:
 
 
 _TRIED_LENGTH = 16
-"""Length of open dimensions in the trial whether a model takes several rows."""
+"""The length of open dimensions in the trial that shows whether a model takes several rows."""
 
 
 class TfliteRuntime:
-    """An interpreter for each thread that calls: they cannot be shared. There is one kind of device, the CPU."""
+    """An interpreter for each thread that calls, since threads cannot share one. The only kind of device is the CPU."""
 
     name = "tflite"
 
@@ -129,7 +129,7 @@ def _find_interpreter(model: ModelFile) -> Any:
 
 
 def _check_operations(interpreter: Any, model: ModelFile) -> None:
-    """Refuse operations that no interpreter here has; anything else shows when rows are fed."""
+    """Refuse operations that no interpreter here has. Other problems show when rows are fed."""
     try:
         interpreter.allocate_tensors()
     except RuntimeError as error:
@@ -148,10 +148,10 @@ def _check_operations(interpreter: Any, model: ModelFile) -> None:
 
 
 class TfliteGraph:
-    """One interpreter and one of its signatures; or the whole file, where it has none. For one thread.
+    """One interpreter with one of its signatures, or with the whole file where it has none. For one thread.
 
-    Recurrent layers keep their state in the interpreter: it is wiped after every run, so that a row is answered
-    alike whatever came before it.
+    Recurrent layers keep their state in the interpreter. It is reset after every run, so that the answer for a row does
+    not depend on the rows before it.
     """
 
     def __init__(self, interpreter: Any, signature: str | None) -> None:
@@ -165,10 +165,10 @@ class TfliteGraph:
             self.outputs = _by_name(interpreter.get_output_details())
 
     def run(self, feeds: Columns) -> Columns:
-        """What the file gives, in its own dtypes."""
-        # Copies: nothing may point into the interpreter while it is wiped.
+        """The outputs, in the dtypes of the file."""
+        # These are copies: no array may point into the interpreter while it is reset.
         outputs = {name: np.array(array) for name, array in self._invoke(feeds).items()}
-        # It refuses where another signature of the file has state and was never run; whether that matters is tried.
+        # This fails where another signature of the file has state and was never run. `_try_out` sees if that matters.
         with contextlib.suppress(RuntimeError):
             self._interpreter.reset_all_variables()
         return outputs
@@ -229,7 +229,7 @@ class TfliteReplica:
         try:
             outputs = graph.run(feeds | self._constants)
         except Exception:
-            del self._graphs.graph  # one that failed halfway may refuse what it took before
+            del self._graphs.graph  # a graph that failed halfway may refuse rows that it took before
             raise
         if not self._is_used_again:
             del self._graphs.graph
@@ -238,7 +238,7 @@ class TfliteReplica:
         }
 
     def _feed(self, name: str, array: Array) -> Array:
-        """Rows as the file stores them. Integers of a quantised input's own dtype are taken as they are."""
+        """Rows as the file stores them. Integers that have the dtype of a quantised input already are not changed."""
         quantised = self._quantised.get(name)
         if quantised is None:
             return self._host.prepare(name, array)
@@ -251,10 +251,10 @@ class TfliteReplica:
         return self._quantised[name].to_stored(array) if name in self._quantised else array
 
     def _try_out(self, inputs: Inputs) -> tuple[bool, bool]:
-        """Whether rows must go in one at a time, and whether a graph answers alike when it is used again.
+        """Whether rows must be fed one at a time, and whether a graph can be used again.
 
-        The first: the file says one row, and does not take two either. The second: variables that no reset reaches
-        keep what came before. Both are tried on rows that were made up.
+        Rows are fed one at a time if the file declares one row and does not take two. A graph cannot be used again if
+        it has variables that no reset reaches: its answers then depend on earlier rows. Made-up rows show both.
         """
         fixed = rows_at_once(inputs.rows)
         size = fixed or 1
@@ -262,7 +262,7 @@ class TfliteReplica:
         try:
             graph = self._make_graph()
             first, second, again = (graph.run(self._slice(feeds, start, size)) for start in (0, size, 0))
-        except Exception:  # rows that were made up prove nothing where the model refuses even one
+        except Exception:  # if the model refuses even one made-up row, the trial proves nothing
             return fixed == 1, True
         is_used_again = all(_is_same(again[name], array) for name, array in first.items())
         if not is_used_again:
@@ -274,7 +274,7 @@ class TfliteReplica:
         return {name: array[start : start + rows] for name, array in feeds.items()} | self._constants
 
     def _takes_two_rows(self, feeds: Columns, first: Columns, second: Columns) -> bool:
-        """Many files declare one row and take more. Two rows together must answer what each answers alone."""
+        """Whether a file takes two rows, as many do that declare one: both must get the answers that they get alone."""
         try:
             both = self._make_graph().run(feeds | self._constants)
         except (RuntimeError, ValueError):
@@ -367,7 +367,7 @@ def _is_close(ours: Array, expected: Array) -> bool:
     if ours.shape != expected.shape:
         return False
     if ours.dtype.kind != "f":
-        # A quantised value may fall to either side of a step.
+        # A quantised value may be rounded to either of two steps.
         step = 1 if ours.dtype.itemsize == 1 and ours.dtype.kind in "iu" else 0
         if not step:
             return bool(np.all(ours == expected))

@@ -28,7 +28,7 @@ _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 @dataclass(frozen=True)
 class TorchRuntime:
-    """The model called without gradients; with `is_compiled`, by `torch.compile`, or refused where that fails."""
+    """Runs the model without gradients. With `is_compiled`, `torch.compile` compiles it, or the model is refused."""
 
     is_compiled: bool = False
 
@@ -43,7 +43,7 @@ class TorchRuntime:
             | {
                 "KERAS_BACKEND": "torch",
                 "MKL_NUM_THREADS": str(threads),
-                # On a GPU a model is many small kernels; on a CPU it is one file for the C++ compiler.
+                # For a GPU a model becomes many small kernels; for a CPU it becomes one file for the C++ compiler.
                 "TORCHINDUCTOR_COMPILE_THREADS": str(threads) if device.kind == "gpu" else "1",
             }
         )
@@ -121,7 +121,7 @@ class TorchReplica:
             return {name: _to_numpy(tensor) for name, tensor in outputs.items()}
 
     def _changes(self, batch: Columns) -> State:
-        """What the model changes in the batch's turn; nothing is known of a batch that it rejects."""
+        """What the model changes when it is called with this batch; no changes for a batch that it rejects."""
         generator = _Generator(self._target)
         before = generator.numpy()
         try:
@@ -141,7 +141,7 @@ class TorchReplica:
         return state
 
     def _let_go(self) -> None:
-        """Give back what is kept for the next batch."""
+        """Give back the memory that is kept for the next batch."""
 
     def _run_compiled(self, tensors: dict[str, Any]) -> dict[str, Any]:
         key = tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items())
@@ -170,7 +170,7 @@ class TorchReplica:
         else:
             self._compiled[key] = step
             return outputs
-        self._step(tensors)  # what is the fault of these rows fails here, with its own message
+        self._step(tensors)  # if these rows are at fault, this raises their own error
         raise RefusedByRuntime("torch does not compile this model", received=refusal, hint="--runtime torch")
 
     def _to_device(self, array: Any) -> Any:
@@ -182,7 +182,7 @@ class TorchReplica:
 
 
 class _Generator:
-    """The generator of torch itself, seen as a variable that holds its seed: dropout without a seed draws by it."""
+    """Torch's own random generator, with the methods of a variable: dropout without a seed draws from it."""
 
     path = f"torch/{SEED_NAME}"
     shape = (1,)
@@ -195,7 +195,7 @@ class _Generator:
         return self._of_device.get_rng_state().numpy().copy()
 
     def assign(self, value: Any) -> None:
-        """Set its seed, or all of it, as `numpy` gave it."""
+        """Set its seed, or its whole state as `numpy` returned it."""
         if value.shape == self.shape:
             torch.manual_seed(int(value[0]))
         else:
@@ -217,7 +217,7 @@ class TorchOnGpu(TorchReplica):
 
 @contextlib.contextmanager
 def _noting_scope() -> Iterator[list[Any]]:
-    """A scope in which no variable is changed; gives those that would be."""
+    """A scope in which no variable is changed; it yields a list of those that would be."""
     noted: list[Any] = []
 
     class Noting(keras.StatelessScope):  # type: ignore[misc]
@@ -230,7 +230,7 @@ def _noting_scope() -> Iterator[list[Any]]:
 
 
 def _make_step(call: KerasCall, answers: Answers | None) -> Any:
-    """From tensors by input name to tensors by output name, as a module: only those can be exported."""
+    """The step, from tensors by input name to tensors by output name, as a module: only modules can be exported."""
     wanted = {spec.name: getattr(torch, spec.dtype) for spec in call.signature.inputs if spec.dtype != STRING}
 
     class Step(torch.nn.Module):  # type: ignore[misc]

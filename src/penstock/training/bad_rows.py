@@ -1,4 +1,4 @@
-"""The bad rows of a training job: how many may be, and the file that names them."""
+"""The bad rows of a training job: how many are allowed, and the file that names them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class BadRowReport:
     """Rows of training and validation that are left out.
 
     Args:
-        train: The rows that are learned from.
-        validation: The rows that are measured with.
-        is_one_input: Whether these are rows of the same input, so that their numbers are.
+        train: The rows for training.
+        validation: The rows for validation.
+        is_one_input: Whether both are rows of the same input, and so are numbered together.
         allowed: The share of rows that may be bad.
-        folder: Of the job.
-        staging: Where the file is until it is whole (`storage.turns`).
+        folder: The folder of the job.
+        staging: The folder in which the file lies until it is whole (`storage.turns`).
     """
 
     train: JobRows
@@ -32,7 +32,7 @@ class BadRowReport:
     folder: str
     staging: str | None = None
     is_written: bool = True
-    """Whether this process writes the file: one of a gang does."""
+    """Whether this process writes the file: in a gang, only one process does."""
     _judged: int = 0
 
     def all(self) -> list[RowFailure]:
@@ -43,15 +43,15 @@ class BadRowReport:
         return [*in_order(self.train.failures.values()), *in_order(held_out.values())]
 
     def first(self) -> str | None:
-        """The first of them, in words."""
+        """The first bad row, in words."""
         failures = self.all()
         return f"{failures[0].origin}: {failures[0].reason}" if failures else None
 
     def check(self, *, is_whole: bool) -> None:
-        """End training where too many rows are bad. Few rows are judged only when all were read (`is_whole`).
+        """End training if too many rows are bad. A small input is judged only when all rows were read (`is_whole`).
 
         Raises:
-            TooManyFailures: More than are allowed. They are written down.
+            TooManyFailures: More rows are bad than are allowed. They are in the file.
         """
         count = len(self.train.failures) + (len(self.validation.failures) if self.validation is not None else 0)
         if count == self._judged and not is_whole:
@@ -69,7 +69,7 @@ class BadRowReport:
             )
 
     def write(self) -> None:
-        """Write them to the folder."""
+        """Write the bad rows to the folder of the job."""
         failures = self.all()
         if failures and self.is_written:
             lines = "".join(json.dumps(asdict(failure)) + "\n" for failure in failures)

@@ -1,7 +1,7 @@
-"""`--batch-size auto`: the smallest batch that gives nearly all the rows a second that larger ones give.
+"""`--batch-size auto`: the smallest batch that trains nearly as many rows a second as larger ones.
 
-Steps are timed for 32 rows, 64, 128 … until more rows bring little, do not fit into memory, or would leave an epoch too
-few steps. The model is as it was afterwards.
+Steps are timed for 32 rows, 64, 128 … until larger batches gain little, do not fit into memory, or would leave too few
+steps in an epoch. Afterwards, the model has its old state again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ FIRST_SIZE = 32
 """Keras's own batch size: the smallest that is chosen."""
 LARGEST_SIZE = 8192
 LEAST_STEPS = 20
-"""So many steps an epoch has at least, whatever is fastest: the weights change once a step."""
+"""The least number of steps in an epoch, even if a larger batch is faster: the weights change once a step."""
 _WORTH = 1.1
-"""A batch of twice the rows must give so many times the rows a second."""
+"""A batch of twice the rows is chosen if it trains at least this many times the rows a second."""
 _LEAST_TIMED, _MOST_TIMED, _TIMED_S = 3, 50, 0.3
 _MOST_BYTES = 1 << 30
 
 
 def find_batch_size(model: Any, first: Any, rows: int, settings: StepSettings, num_devices: int | None) -> int:
-    """Time steps and choose.
+    """Time the steps of several batch sizes, and choose one.
 
     Args:
         model: A compiled Keras model.
-        first: A batch as its step takes it; its rows are repeated in larger ones.
-        rows: How many an epoch has.
+        first: A batch as its step takes it; larger batches repeat its rows.
+        rows: How many rows an epoch has.
         settings: How a batch is worked on.
-        num_devices: How many devices to use; all without it.
+        num_devices: How many devices to use; None for all.
     """
     trainer = open_trainer(model, _as_it_is, first, replace(settings, is_measured=True), num_devices)
     try:
@@ -51,7 +51,7 @@ def find_batch_size(model: Any, first: Any, rows: int, settings: StepSettings, n
         trainer.restore(before)
     finally:
         trainer.close()
-        # Those were traced for many sizes; the next trainer's are for one.
+        # These steps were traced for many sizes; the next trainer needs only one.
         forget_steps(model)
     return found
 
@@ -61,7 +61,7 @@ def described(size: int) -> str:
 
 
 def knee(smallest: int, largest: int, rate: Callable[[int], float | None], fits: Callable[[int], bool]) -> int:
-    """The size after which twice the rows bring little; `rate` gives None where a size runs out of memory.
+    """The batch size from which on twice the rows gain little; `rate` gives None for a size that runs out of memory.
 
     >>> knee(32, 1000, {32: 100.0, 64: 190.0, 128: 300.0, 256: 310.0}.get, lambda size: True)
     128
@@ -77,7 +77,7 @@ def knee(smallest: int, largest: int, rate: Callable[[int], float | None], fits:
 
 
 class _MemoryWatch:
-    """Whether a batch of twice the rows will fit into the memory of this machine: a CPU gives no error in time."""
+    """Whether a batch of twice the rows will fit into this machine's memory: on a CPU, no error comes in time."""
 
     def __init__(self, first: Any) -> None:
         leaves = [leaf for leaf in keras.tree.flatten(first) if leaf is not None]

@@ -1,4 +1,4 @@
-"""Decoded rows, kept in memory or on disk: read once, from then on in any order."""
+"""Decoded rows, kept in memory or on disk: the input is read once, and its rows are then available in any order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDEX = "cache.json"
 
 
 def _still() -> None:
-    """Nobody looks whether there is progress."""
+    """The default of `beat`: progress is not reported."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Cache:
     failures: tuple[RowFailure, ...]
 
     def remark(self) -> str:
-        """How large it is, in words."""
+        """The size of the cache, in words."""
         place = "disk" if any(isinstance(column, np.memmap) for column in self.columns.values()) else "memory"
         rows = len(next(iter(self.columns.values())))
         return f"cache: {rows:,} rows, {sum(column.nbytes for column in self.columns.values()) / 1e9:.2f} GB in {place}"
 
 
 def check_cacheable(bindings: Sequence[Binding]) -> None:
-    """Refuse what has no fixed size.
+    """Refuse rows without a fixed size.
 
     Raises:
         UsageError: Rows are text, or differ in size.
@@ -57,10 +57,10 @@ def check_cacheable(bindings: Sequence[Binding]) -> None:
 def in_memory(
     bindings: Sequence[Binding], rows: int, read: Callable[[], TrainingData], beat: Callable[[], None] = _still
 ) -> Cache:
-    """All rows in memory.
+    """Keep all rows in memory.
 
     Args:
-        bindings: What is kept of every row.
+        bindings: The columns that are kept.
         rows: How many rows the input has.
         read: Opens all rows, in any order, without a seed.
         beat: Called with every batch that is read.
@@ -88,7 +88,7 @@ def on_disk(
     read: Callable[[], TrainingData],
     beat: Callable[[], None] = _still,
 ) -> Cache:
-    """All rows in files that are mapped. A cache that is whole, of the same `key`, is used again.
+    """Keep all rows in memory-mapped files. A whole cache of the same `key` is used again.
 
     The other arguments are those of `in_memory`.
 
@@ -101,7 +101,7 @@ def on_disk(
     paths = {binding.input: folder / f"column-{place}.npy" for place, binding in enumerate(bindings)}
     found = _known(folder / _INDEX, document)
     if found is not None:
-        # A run that was killed while it removed the cache may have left the index alone.
+        # A run that was killed while it removed the cache may have left only the index.
         with contextlib.suppress(OSError, ValueError):
             return Cache({name: _loaded(path, rows) for name, path in paths.items()}, found)
     _remove(folder)
@@ -131,13 +131,13 @@ def _loaded(path: Path, rows: int) -> Array:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a cache, its index first: what is left of it is never used."""
+    """Remove a cache, its index first: without the index, the rest is never used."""
     for path in (folder / _INDEX, *folder.glob("column-*.npy")):
         path.unlink(missing_ok=True)
 
 
 def _known(index: Path, document: dict[str, object]) -> tuple[RowFailure, ...] | None:
-    """The bad rows of a cache that is whole and of this document; None where there is none."""
+    """The bad rows of a whole cache with this description; None where there is no such cache."""
     try:
         found = json.loads(index.read_text())
         failures = tuple(RowFailure(**failure) for failure in found.pop("failures"))
@@ -147,7 +147,7 @@ def _known(index: Path, document: dict[str, object]) -> tuple[RowFailure, ...] |
 
 
 def _mapped(path: Path, binding: Binding, rows: int) -> np.memmap[tuple[int, ...], np.dtype[np.generic]]:
-    """A new array in a file, all of whose bytes are reserved: a full disk is an error now, not a crash later."""
+    """A new array in a file. All its bytes are reserved, so a full disk is an error now and not a crash later."""
     array = np.lib.format.open_memmap(path, "w+", np.dtype(binding.dtype), (rows, *_shape(binding)))
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)

@@ -1,4 +1,4 @@
-"""Checkpoints of training: files that are whole or not there, of which the newest few are kept.
+"""Checkpoints of training. A checkpoint is a file that is either whole or not there; the newest few are kept.
 
 A checkpoint is written under a temporary name, synced, renamed, and the folder is synced; then the oldest is removed.
 """
@@ -31,9 +31,10 @@ _VERSION = 1
 _STATE, _CALLBACKS = "state/", "callbacks/"
 _ARRAY, _SCALAR, _TUPLE, _PAIRS = "@array", "@scalar", "@tuple", "@pairs"
 LEAST_S, MOST_S, SHARE = 20.0, 300.0, 0.02
-"""Where nobody says how often, checkpoints take about this share of the time, but are neither oftener nor rarer."""
+"""Without a setting, the time between checkpoints is at least LEAST_S and at most MOST_S, and writing them takes about
+SHARE of the time."""
 MOST_FAILED = 3
-"""So many checkpoints in a row that cannot be written end training: hours of work would not be safe."""
+"""After so many checkpoints in a row that could not be written, training ends: hours of work would not be safe."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class FoundCheckpoint:
 
     Args:
         path: Its file.
-        checkpoint: What it holds.
-        damaged: Newer ones that cannot be read: the file of each, and why.
+        checkpoint: Its content.
+        damaged: Newer checkpoints that cannot be read: the file of each, and the reason.
     """
 
     path: str
@@ -57,7 +58,7 @@ class CheckpointFolder:
     Args:
         path: The folder; it is made when the first checkpoint is written.
         keep: How many of the newest are kept.
-        staging: Where files are until they are whole (`storage.turns`); None for beside the others.
+        staging: The folder of files that are not whole yet (`storage.turns`); None for `path` itself.
     """
 
     def __init__(self, path: str, keep: int = 2, staging: str | None = None) -> None:
@@ -66,13 +67,13 @@ class CheckpointFolder:
         self._staging = staging
 
     def write(self, checkpoint: Checkpoint) -> str:
-        """Write a checkpoint and remove those that are too many.
+        """Write a checkpoint, and remove the oldest ones.
 
         Returns:
             Its file.
 
         Raises:
-            OSError: The disk refuses. What was there before stays.
+            OSError: The disk refuses. Earlier checkpoints stay.
         """
         make_folders(self.path)
         path = os.path.join(self.path, f"step-{checkpoint.progress.position.step:010}.safetensors")
@@ -142,7 +143,7 @@ class CheckpointFolder:
         return sorted((name for name in names if _NAME.fullmatch(name)), reverse=True)
 
     def _remove_oldest(self, newest: str) -> None:
-        """Keep the newest few; files of steps that were never reached (a resumed run) and temporary ones go, too."""
+        """Keep the newest few. Also remove temporary files, and files of steps that a resumed run has not reached."""
         own = os.path.basename(newest)
         older = [name for name in self._names() if name < own]
         kept = {own, *older[: self._keep - 1]}
@@ -156,7 +157,7 @@ class CheckpointFolder:
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What a checkpoint says of the job that writes it.
+    """What a checkpoint states about the job that writes it.
 
     Args:
         job: The fingerprint of the job.
@@ -167,10 +168,10 @@ class CheckpointFacts:
     weights: tuple[str, ...]
 
     def check(self, start: Checkpoint) -> None:
-        """Refuse a checkpoint that another job or another model has written; shapes are compared when it is restored.
+        """Refuse a checkpoint of another job or another model. Shapes are compared later, when it is restored.
 
         Raises:
-            ModelError: It is one.
+            ModelError: The checkpoint is of another job or model.
         """
         job = start.facts.get("job", self.job)
         if job != self.job:
@@ -190,12 +191,12 @@ class CheckpointFacts:
 
 
 class Cadence:
-    """When a checkpoint is due: every so many steps, which are the same in every run, and every so many minutes.
+    """When a checkpoint is due: after a number of steps, which are the same in every run, or after some minutes.
 
     Args:
-        steps: Every so many steps; None for no such rule.
-        minutes: So many minutes after the last one; None for no such rule.
-        by_cost: As often as they cost little, from 20 seconds to 5 minutes.
+        steps: A checkpoint is due every so many steps; None for no such rule.
+        minutes: One is due so many minutes after the last one; None for no such rule.
+        by_cost: Whether they are as frequent as their cost allows, every 20 seconds to 5 minutes.
         clock: Seconds that only grow.
     """
 
@@ -221,7 +222,7 @@ class Cadence:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Count minutes from the end of this on, whether a checkpoint is written inside or cannot be."""
+        """Count the minutes from the end of this context on, even if no checkpoint could be written in it."""
         began = self._clock()
         try:
             yield
@@ -235,16 +236,16 @@ class Cadence:
 class CheckpointKeeper:
     """Writes checkpoints when they are due (`loop.Keeper`).
 
-    A disk that is full stops nothing at once: the last good checkpoint stays, this is said, and the next one is tried
-    when it is due.
+    A full disk does not end training at once: the last good checkpoint stays, the user gets a message, and the next
+    checkpoint is tried when it is due.
 
     Args:
-        folder: Where they go.
+        folder: Where checkpoints go.
         cadence: When they are due.
-        say: Told what goes wrong.
-        facts: What the job adds to each, as JSON (`CheckpointFacts`).
-        on_written: Called with the step of each that was written.
-        check: Called before each; raises where the weights are of no use.
+        say: Called with a message where one cannot be written.
+        facts: What the job adds to each checkpoint, as JSON (`CheckpointFacts`).
+        on_written: Called with the step of each checkpoint that was written.
+        check: Called before each one; raises if the weights are of no use.
     """
 
     folder: CheckpointFolder
@@ -254,7 +255,7 @@ class CheckpointKeeper:
     on_written: Callable[[int], None] | None = None
     check: Callable[[], None] | None = None
     written: str | None = None
-    """The file of the last one that was written."""
+    """The file of the last checkpoint that was written."""
     _failed: int = 0
 
     def is_due(self, position: Position) -> bool:
@@ -305,7 +306,7 @@ def _what_to_do(error: OSError) -> str:
 
 
 def _is_spoiled(state: Mapping[str, Array]) -> bool:
-    """Whether weights are NaN, or what the optimizer keeps is NaN or infinite: its next step would spoil them."""
+    """Whether weights are NaN, or the optimizer's state is NaN or infinite, so that its next step would spoil them."""
     for name, value in state.items():
         if not value.size or value.dtype.kind in "biu":
             continue

@@ -1,4 +1,4 @@
-"""Global batches cut from a stream of good rows, whatever pieces it comes in. Pure."""
+"""Cuts global batches from a stream of good rows, which comes in pieces of any size. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock.core.records import Array, Columns, RowFailure, Span
 from penstock.core.training import TrainBatch, keep
 
 INPUT, TARGET, WEIGHT = "input:", "target:", "weight:"
-"""What the name of a column begins with, by its role."""
+"""The beginning of a column's name, by the role of the column."""
 
 Buckets = Mapping[str, Sequence[Sequence[int]]]
-"""Input name to the sizes that each of its dimensions that vary is padded to."""
+"""For each input, the sizes to which each of its varying dimensions is padded."""
 
 _SMALL_BYTES = 1 << 20
 _LARGE_BYTES = 64 << 20
@@ -39,7 +39,7 @@ def rows_per_chunk(batch_size: int, row_bytes: int, rows: int) -> int:
 class GoodRows:
     """Good rows in the order of the stream. Its arrays are valid until `release` is called.
 
-    `sizes` are those of rows that differ in size, by input: rows by dimensions that vary.
+    `sizes` has an array for each input whose rows differ in size: the lengths of every row in its varying dimensions.
     """
 
     numbers: Array
@@ -59,7 +59,7 @@ class GoodRows:
         return GoodRows(self.numbers[rows], {name: array[rows] for name, array in self.arrays.items()}, release, sizes)
 
     def as_batch(self, buckets: Buckets) -> TrainBatch:
-        """The batch of these rows, padded to the bucket of the largest of them, whatever they were loaded with."""
+        """The batch of these rows, padded to the bucket of the largest of them, and not of rows loaded with them."""
         whole = replace(self, arrays={**self.arrays, **self._trimmed(buckets)}) if self.sizes else self
         inputs, targets, weights = whole._of(INPUT), whole._of(TARGET), whole._of(WEIGHT)
         return TrainBatch(self.rows, inputs, targets, weights, self.numbers, self.release)
@@ -80,9 +80,9 @@ class GoodRows:
 def good_rows(
     batch: Batch, span: Span, numbers: Array, release: Callable[[], None]
 ) -> tuple[GoodRows, list[RowFailure]]:
-    """The rows of a loaded batch that did not fail, and the others by their numbers in the whole input.
+    """The rows of a loaded batch that did not fail, and the failures, with the rows' numbers in the whole input.
 
-    `numbers` are those of all rows of the span.
+    `numbers` are the numbers of all rows of the span.
     """
     positions = np.asarray(batch.positions)
     arrays = {name: array[: batch.rows] for name, array in batch.arrays.items()}
@@ -98,7 +98,7 @@ def good_rows(
 
 
 class _Lease:
-    """Memory that several batches are views of. It is released with the last of them."""
+    """Memory of which several batches are views. It is released with the last of them."""
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release = release
@@ -106,7 +106,7 @@ class _Lease:
         self._users = 1
 
     def share(self) -> Callable[[], None]:
-        """One more user; what is returned ends its use."""
+        """Add a user of the memory. Returns a function that ends this use."""
         with self._lock:
             self._users += 1
         return self.end
@@ -120,7 +120,7 @@ class _Lease:
 
 
 def cut_batches(pieces: Iterable[GoodRows], sizes: Iterator[int]) -> Iterator[GoodRows]:
-    """Pieces of exactly so many rows, the last one maybe shorter. One that lies inside a piece is a view of it."""
+    """Batches of exactly these sizes; the last may be shorter. A batch that lies inside one piece is a view of it."""
     pending: list[GoodRows] = []
     room = next(sizes, 0)
     try:
@@ -156,7 +156,7 @@ def _joined(parts: Sequence[GoodRows]) -> GoodRows:
 
 
 def _padded(parts: list[Array]) -> Array:
-    """Rows one after the other; where those of a part are shorter, the rest of them is zero."""
+    """The rows of all parts, one after the other. Rows that are shorter than others are filled up with zeros."""
     shapes = [part.shape[1:] for part in parts]
     if len(set(shapes)) == 1:
         return np.concatenate(parts)

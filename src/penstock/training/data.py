@@ -25,20 +25,20 @@ from penstock.training.loader_reader import LoaderReader, learn_function
 from penstock.training.row_stream import RowStream, ThisProcess
 
 WINDOW_BYTES, WINDOW_DECODED_BYTES = 32 << 20, 128 << 20
-"""So much a loader reads before it shuffles, where rows cannot be read at random, and so much that may become. The
-number of loaders does not matter: the order of rows must not depend on the machine."""
+"""How much a loader reads before it shuffles, where rows cannot be read at random: bytes before decoding, and after.
+This does not depend on the number of loaders, since the order of rows must not depend on the machine."""
 AHEAD_BYTES = 1 << 30
-"""So much may be loaded ahead of its turn by all loaders."""
+"""How much all loaders together may load ahead of its turn."""
 _WINDOW_BATCHES = 4
 _COUNTED_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How rows are loaded: what decides only the speed.
+    """How rows are loaded. This decides only the speed.
 
-    Without `loaders` this process reads, in a thread. Loaders read ahead, but not beyond the last of `epochs`, where it
-    is known how many there are.
+    With 0 loaders, a thread of this process reads. Loaders read ahead, but not beyond the last of `epochs`, if that
+    number is known.
     """
 
     loaders: int
@@ -50,7 +50,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """What every row becomes: bindings of all roles, the user's function, and sizes that rows are padded to."""
+    """The form that rows get: bindings of all roles, the user's function, and the sizes to which rows are padded."""
 
     bindings: tuple[Binding, ...]
     preprocess: Preprocess | None = None
@@ -73,11 +73,12 @@ def from_columns(
     """Training data from columns in memory, whose names begin with their role: `input:x`, `target:`.
 
     Args:
-        columns: As a cache has them.
+        columns: The columns, as a cache has them.
         batch_size: Rows of a global batch.
         seed: Decides the order of rows; None for the order that they have.
-        rows: Which rows; all where it is None.
+        rows: Which rows to use; None for all.
         failures: Rows that are left out, because another run found them bad.
+        share: The share of this process in every batch.
     """
     held = InMemory(columns)
     specs = [describe(name, column) for name, column in columns.items()]
@@ -102,18 +103,18 @@ def from_source(
 
     Args:
         source: Where rows come from.
-        row_format: What every row becomes.
-        loading: How many loaders, and what they are started with.
+        row_format: The form that rows get.
+        loading: How many loaders there are, and how they are started.
         batch_size: Rows of a global batch.
         seed: Decides the order of rows; None for the order of the input.
-        rows: Which rows; all where it is None.
+        rows: Which rows to use; None for all.
         failures: Bad rows that are known already.
-        share: What this process reads of every batch, where rows can be read at random and are of one size.
+        share: The share of this process in every batch. It is used where rows can be read at random and have one size.
     """
     source, held = shared(source) if loading.loaders else (source, None)
     total = count_rows(source)
     order = Order(rows or AllRows(total), seed)
-    # Rows of different sizes are padded to the largest of their whole batch.
+    # Rows of different sizes are padded to the largest of their whole batch, so every process must read all of it.
     share = share if not row_format.buckets else None
     epochs = _in_epochs(source, order, _rows_of_a_window(source, row_format, total, batch_size), share)
     job = _job(epochs, row_format, batch_size)
@@ -125,9 +126,9 @@ def from_source(
 
 
 def learn(source: Source, function: Preprocess, loading: Loading) -> Preprocess:
-    """What the user's function gives, found out in a loader process on the first rows.
+    """The user's function with the columns that it gives: a loader process finds these out on the first rows.
 
-    Besides the columns of the source it gets `@seed`, a number for every row and epoch that augmentation draws from.
+    Besides the columns of the source, the function gets `@seed`, a number for every row and epoch, for augmentation.
     """
     source, held = shared(source)
     epochs = _in_epochs(source, Order(AllRows(count_rows(source)), None), LEARN_ROWS)
@@ -158,14 +159,14 @@ def _launch(loading: Loading, held: SharedMemory | None) -> LoaderLaunch:
 
 
 def _job(source: EpochRows, row_format: RowFormat, batch_size: int) -> Job:
-    # Rows of different sizes are padded to the largest of those that are loaded with them: that is their batch.
+    # Rows of different sizes are padded to the largest row that is loaded with them, so one batch is loaded at a time.
     most = source.order.rows.count if not row_format.buckets else 1
     rows = rows_per_chunk(source.read_of(batch_size), row_format.row_bytes, most)
     return Job(source, row_format.bindings, (), rows, row_format.preprocess, row_format.buckets, is_in_order=True)
 
 
 def _rows_of_a_window(source: Source, row_format: RowFormat, total: int, batch_size: int) -> int:
-    """Of `total` rows, as many as are small enough while they are encoded, and when they are not any more."""
+    """How many of `total` rows a window has: it must be small enough before its rows are decoded, and after."""
     schema = source.schema()
     columns = {name for binding in row_format.bindings for name in binding.columns if name in schema}
     encoded = sum(fragment.size for fragment in source.fragments()) // max(1, total)
@@ -175,7 +176,7 @@ def _rows_of_a_window(source: Source, row_format: RowFormat, total: int, batch_s
 
 
 def _slots_ahead(source: EpochRows, job: Job, loaders: int) -> int:
-    """Room for what is loaded before its turn: a batch of each loader, or a whole window."""
+    """How many slots hold batches that are loaded before their turn: one for each loader, or enough for windows."""
     if not isinstance(source, WindowedRows):
         return loaders
     batches = -(-source.window_rows // job.batch_size) + 1

@@ -1,4 +1,4 @@
-"""Training rows of files: columns bound to the inputs of a model, labels and weights beside them, read by loaders."""
+"""Training rows from files: columns bound to the inputs of a model, with labels and weights, read by loaders."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CACHE = os.path.join("_penstock", "cache")
 _MOST_LOADERS = 64
 _MOST_DECODING = 4
 _WORTH_PROCESSES = 64 << 20
-"""What is read in all, in bytes of files: less is read by a thread before processes have started."""
+"""Bytes of files, in all epochs, from which on loader processes pay: a thread reads less before they have started."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class FileData:
 
     Args:
         job: The job.
-        signature: Of the model.
+        signature: The signature of the model.
         outputs: The column of labels of every output.
         log: Where loaders write.
-        beat: Called with every batch that a cache is filled with: that may take hours.
+        beat: Called for every batch while a cache is filled, which may take hours.
         exchange: The line to the other processes of the gang.
     """
 
@@ -61,7 +61,7 @@ class FileData:
     exchange: Exchange | None = None
 
     def train(self, failures: Iterable[RowFailure]) -> TrainingData:
-        """The rows to learn from; `failures` are known to be bad."""
+        """The rows for training; `failures` are known to be bad."""
         asked = self.job.asked
         seed = asked.seed if asked.shuffle else None
         if asked.cache is not None:
@@ -71,18 +71,18 @@ class FileData:
         return self._in_gang(stream, "training", failures)
 
     def validation(self, failures: Iterable[RowFailure]) -> TrainingData | None:
-        """The rows to measure with, in their order; `failures` are known to be bad."""
+        """The rows for validation, in their order; `failures` are known to be bad."""
         if self.job.validation is None:
             return None
         if self.job.asked.cache is not None:
             stream = self._from(self._cached, self.job.validation, None, failures)
         else:
-            # Every validation reads the same epoch again.
+            # Every validation reads the same single epoch.
             stream = self._stream(self.job.validation, None, failures, epochs=1)
         return self._in_gang(stream, "validation", failures)
 
     def inputs(self) -> list[Binding]:
-        """What feeds each input of the model."""
+        """The binding of each input of the model."""
         _, row_format = self._of_train
         prefixed = [binding for binding in row_format.bindings if binding.input.startswith(INPUT)]
         return [
@@ -93,13 +93,13 @@ class FileData:
         ]
 
     def feeding(self) -> list[str]:
-        """Lines about how columns reach the model."""
+        """Lines for the user about how columns reach the model."""
         source, row_format = self._of_train
         has_function = row_format.preprocess is not None
         return describe_feeding(source, self.inputs(), self.job.options, has_function=has_function)
 
     def label_specs(self) -> dict[str, TensorSpec]:
-        """What the labels of every output are."""
+        """The specs of the labels of every output."""
         schema = self.job.train.source.schema()
         return {output: schema[column] for output, column in self.outputs.items() if column in schema}
 
@@ -129,7 +129,7 @@ class FileData:
 
     @functools.cached_property
     def _cached(self) -> cache.Cache:
-        """Every row, decoded, for training and validation. Only on disk it is found again by the next process."""
+        """Every row, decoded, for training and validation. Only a cache on disk can be used by the next process."""
         job = self.job
         source, row_format = self._of_train
         rows = count_rows(source)
@@ -160,7 +160,7 @@ class FileData:
         return self._formatted(self.job.train.source)
 
     def _formatted(self, source: Source) -> tuple[Source, RowFormat]:
-        """The source as the model takes it, and what every row becomes."""
+        """The source in the form that the model takes, and the form that rows get."""
         job, signature = self.job, self.signature
         taken = tuple(dict.fromkeys([*self.outputs.values(), *([job.asked.weight] if job.asked.weight else [])]))
         options = replace(job.options, keep=taken)
@@ -185,18 +185,18 @@ class FileData:
         return source, row_format
 
     def _as_in_the_file(self, columns: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-        """The columns with labels of text as such: they are numbers by now, but feed no input that takes numbers."""
+        """The columns, with labels of text as text: they are numbers by now, but must feed no input of numbers."""
         coded = {column for output, column in self.outputs.items() if {output, ""} & set(self.job.classes)}
         return {name: TensorSpec(name, STRING, ()) if name in coded else spec for name, spec in columns.items()}
 
     def _targets(self, source: Source) -> list[Binding]:
-        """Labels and weights pass by the user's function."""
+        """The bindings of labels and weights. These columns do not go through the user's function."""
         weight = self.job.asked.weight
         bindings = [target_binding(source, column, output) for output, column in self.outputs.items()]
         return [*bindings, *([weight_binding(source, weight)] if weight is not None else [])]
 
     def _loading(self, source: Source, row_format: RowFormat | None, epochs: int) -> Loading:
-        """How rows are loaded; where it was not asked for, by so many processes as `choose_loaders` says."""
+        """How rows are loaded. If the user gave no number of loaders, `choose_loaders` decides."""
         options = self.job.options
         timeouts = Timeouts(options.row_timeout, options.hang_timeout, options.start_timeout)
         count = options.loaders
@@ -210,17 +210,17 @@ class FileData:
 
 
 def choose_loaders(source: Source, epochs: int, cores: int, *, is_python: bool, has_gpu: bool) -> int:
-    """How many loader processes read an input; 0 where the process that trains does, in a thread.
+    """How many loader processes read an input; 0 where a thread of the process that trains reads it.
 
-    A thread takes turns with the loop of training at the interpreter, also where it decodes without Python code for
-    every row. Two processes fed a small network from Parquet on two cores about 1.5 times as fast; one was slower.
+    Such a thread shares the Python interpreter with the loop of training, even if it runs no Python code for each row.
+    On two cores, two processes fed a small network from Parquet about 1.5 times as fast as the thread; one was slower.
 
     Args:
         source: The input.
         epochs: How often it is read.
-        cores: Of this machine.
+        cores: How many cores this machine has.
         is_python: Whether Python code runs for every row.
-        has_gpu: Whether training leaves the cores free. Beside a CPU that trains, loaders take turns with it: they wait
+        has_gpu: Whether training leaves the cores free. If a CPU trains, loaders share the cores with it: they wait
             when enough batches are ready.
     """
     most = max(1, cores - 1) if has_gpu else cores

@@ -75,7 +75,7 @@ class FileTraining:
         job: The job.
         send: Takes reports for the coordinator.
         is_stop_wanted: Whether to end after the step that is under way.
-        stages: What this process does, for the coordinator to see.
+        stages: Shows the coordinator what this process does.
     """
 
     def __init__(self, job: FitJob, send: Send, is_stop_wanted: Callable[[], bool], stages: StageClock) -> None:
@@ -99,7 +99,7 @@ class FileTraining:
         try:
             self._run()
         except InputError:
-            self._job.check_input()  # one that changed looks damaged
+            self._job.check_input()  # a file that changed looks damaged: then this is the better error
             raise
         except Exception as error:
             cause = error.__cause__ if isinstance(error, ModelError) else error
@@ -116,9 +116,9 @@ class FileTraining:
             check_class_weights(outputs)
         check_num_classes(job.classes, call.signature)
         data = FileData(job, call.signature, outputs, sys.stderr.fileno(), self._stages.beat, self._gang)
-        # First, so that a column that is missing is refused before a loss is proposed.
+        # This comes first, so that a missing column is refused before a loss is proposed.
         self._inputs = columns_fed(data.inputs())
-        # The coordinator has compared the options.
+        # The coordinator has compared the options already: they are left out here.
         feeding = [*fed_otherwise(job.model.location, {}, data.inputs()), *data.feeding()]
         remarks = compile_for_training(model, self._compile_request(list(outputs)), data.label_specs())
         for remark in (*feeding, *remarks):
@@ -143,7 +143,7 @@ class FileTraining:
             for remark in train.remarks():
                 self._note(remark)
             if job.asked.cache is not None:
-                self._job.check_input()  # it was read, and is not read again
+                self._job.check_input()  # the whole input was read, and is not read again
             trainer = self._trainer(model, call, train)
             stack.callback(trainer.close)
             self._train(trainer, train, validation, start)
@@ -166,7 +166,7 @@ class FileTraining:
         return model
 
     def _newest_checkpoint(self) -> FoundCheckpoint | None:
-        """The newest whole checkpoint. In a gang it is the one that the first process finds."""
+        """The newest whole checkpoint. In a gang, all processes use the one that the first process finds."""
         folder = CheckpointFolder(os.path.join(self._job.folder, CHECKPOINTS))
         found = folder.newest() if self._job.is_first else None
         if self._gang is None:
@@ -189,7 +189,7 @@ class FileTraining:
         )
 
     def _with_batch_size(self, model: Any, call: KerasCall, data: FileData) -> FitJob:
-        """The job with the batch size that it began with, or with one that is measured now."""
+        """The job with the batch size with which it began, or with one that is measured now."""
         job = self._job
         path = internal(job.folder, BATCH_SIZE)
         if os.path.exists(path):
@@ -297,8 +297,8 @@ class FileTraining:
             self._send(EpochReport(epoch, self._step, dict(logs)))
             bad.check(is_whole=True)
             has_classes = self._pack is not None and self._pack.has_classes
-            # Where labels are text, the coordinator has compared the classes before.
-            # A process of a gang sees some of them.
+            # For labels of text, the coordinator has compared the classes before. A process of a gang sees only some
+            # of the rows, and so maybe not all classes.
             if bad.validation is not None and has_classes and not self._job.classes and self._gang is None:
                 for remark in compare_classes(bad.train, bad.validation):
                     self._note(remark)
@@ -314,8 +314,8 @@ class FileTraining:
         self._step = position.step
         self._steps_made += 1
         now = time.monotonic()
-        # A report waits for the devices. Soon after the beginning there are some for that alone: the coordinator
-        # learns how long steps take before many of them are under way.
+        # A report waits for the devices. A few early ones are sent only for that: the coordinator must see how long
+        # steps take before many of them are under way.
         is_early = self._steps_made & (self._steps_made - 1) == 0 and self._steps_made <= _REPORTED_EARLY
         if now - self._told < _TOLD_EVERY_S and not is_early:
             return
@@ -333,7 +333,7 @@ class FileTraining:
     def _save(self, trainer: KerasTrainer) -> None:
         """Write the model, whole or not at all."""
         path = os.path.join(self._job.folder, MODEL)
-        temporary = os.path.join(self._job.staging, MODEL)  # Keras goes by the suffix
+        temporary = os.path.join(self._job.staging, MODEL)  # Keras needs this suffix
         with output_errors():
             trainer.save(temporary)
             with open(temporary, "rb") as file:
@@ -373,10 +373,10 @@ class FileTraining:
 
 
 def _packed(batch: TrainBatch, pack: LabelPack) -> Any:
-    """A batch as a step takes it, for longer than its slot holds it."""
+    """A batch as a step takes it, copied so that it stays valid when its slot is given back."""
     return keras.tree.map_structure(_copied, pack(batch))
 
 
 def _copied(leaf: Any) -> Any:
-    """A copy of what lies in a slot that is given back."""
+    """A copy of an array, which may lie in a slot."""
     return leaf.copy() if hasattr(leaf, "copy") else leaf

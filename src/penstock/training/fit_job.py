@@ -15,21 +15,21 @@ from penstock.options.records import PredictOptions
 from penstock.sources.files.unchanged import find_changed
 
 MODEL, CHECKPOINTS = "model.keras", "checkpoints"
-"""What training writes to its folder."""
+"""The names of what training writes to its folder."""
 BATCH_SIZE = "batch_size.json"
-"""Where the batch size is kept that was measured, beside the manifest: a resumed run has the same."""
+"""The file, beside the manifest, of a batch size that was measured: a resumed run uses the same one."""
 
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Rows that a model is trained on or measured with: which of a source, with which labels.
+    """Rows of a source, for training or validation, with their labels.
 
-    Labels that are text are numbers by now (`CodedLabels`).
+    Labels of text are numbers here already (`CodedLabels`).
     """
 
     source: Source
     rows: RowSet | None = None
-    """Which of them; None for all."""
+    """Which rows of the source; None for all."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class FitJob:
     """Everything that the process that trains needs.
 
     Args:
-        model: What is trained.
-        train: The rows that it learns from.
-        validation: The rows that it is measured with after every epoch.
+        model: The model that is trained.
+        train: The rows for training.
+        validation: The rows for validation after every epoch.
         options: How the model is loaded, how rows are read, and where it runs.
-        asked: What is learned and how.
-        folder: Where everything is written; the process writes the model, checkpoints and history.
-        devices: What it trains on.
-        threads: Of the framework.
-        backend: Of Keras.
-        classes: How many classes the labels of an output have, where they are text; "" is the only output.
+        asked: The options of training.
+        folder: The output folder; the process writes the model, checkpoints and history to it.
+        devices: The devices that train.
+        threads: The number of the framework's threads.
+        backend: The backend of Keras.
+        classes: How many classes the labels of an output have, if they are text; "" is the only output.
         class_weights: How much a row counts, by its class.
-        cache_key: What a cache on disk is told apart by.
+        cache_key: The fingerprint of the job. It identifies the cache on disk, and the job in its checkpoints.
         gang: The place of the process among several that train together; None where it trains alone.
-        staging: Where this life of it writes files until they are whole (`storage.turns`).
+        staging: The folder of files that are not whole yet, for this life of the process (`storage.turns`).
     """
 
     model: ModelFile
@@ -71,22 +71,22 @@ class FitJob:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes model, checkpoints, history and bad rows: one of a gang does."""
+        """Whether this process writes model, checkpoints, history and bad rows: in a gang, only the first one does."""
         return self.gang is None or self.gang.rank == 0
 
     @property
     def batch_size(self) -> int:
-        """Rows of a global batch. It was measured by now, where that was asked for."""
+        """Rows of a global batch. If it is to be measured, that was done before."""
         assert isinstance(self.asked.batch_size, int)
         return self.asked.batch_size
 
     @property
     def validation_is_of_train(self) -> bool:
-        """Whether rows to measure with are held back of the input that is trained on."""
+        """Whether the rows for validation are held back from the input of training."""
         return self.validation is not None and not self.asked.validation
 
     def check_input(self) -> None:
-        """Check that the files are those that training began with: a checkpoint is of one state of them.
+        """Check that the files have not changed since training began: a checkpoint is valid only for the same files.
 
         Raises:
             InputError: One of them changed.
@@ -100,7 +100,7 @@ class FitJob:
 
 @dataclass(frozen=True)
 class Train:
-    """Train to the end, from the newest checkpoint on. `sys_path` is that of the user."""
+    """Train to the end, from the newest checkpoint on. `sys_path` is the user's `sys.path`."""
 
     job: FitJob
     sys_path: tuple[str, ...]
@@ -120,7 +120,7 @@ class Note:
 
 @dataclass(frozen=True)
 class StartReport:
-    """The model is on its devices. `rows` are those of an epoch; `step` were made before."""
+    """The model is on its devices. `rows` is the number of rows of an epoch, and `step` that of steps made before."""
 
     rows: int
     batches: int
@@ -132,7 +132,7 @@ class StartReport:
 
 @dataclass(frozen=True)
 class Times:
-    """How long this process was at each stage since it started; and when, since the last report, in a traced job."""
+    """How long this process was in each stage since it started. In a traced job, also when, since the last report."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     marks: tuple[Mark, ...] = ()
@@ -140,7 +140,7 @@ class Times:
 
 @dataclass(frozen=True)
 class StepReport:
-    """How far training is. `logs` are of this epoch so far."""
+    """How far training has come. `logs` are the loss and metrics of this epoch so far."""
 
     epoch: int
     batch: int
@@ -181,7 +181,7 @@ class EndReport:
     kept: int = 0
     """The step of the last checkpoint."""
     rows: int = 0
-    """Of an epoch, without bad ones."""
+    """The number of good rows of an epoch."""
 
 
 Report = Note | StartReport | StepReport | EpochReport | CheckpointReport | EndReport

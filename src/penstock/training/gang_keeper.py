@@ -1,4 +1,4 @@
-"""When the processes of a gang stop and keep: after the same step, all together."""
+"""Stops and checkpoints in a gang: all of its processes make them after the same step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _STOP, _DUE = "stop", "due"
 
 @dataclass
 class GangKeeper:
-    """Has all processes wait while the first one writes a checkpoint (`loop.Keeper`): none of them seems to hang then.
+    """Lets all processes wait while the first one writes a checkpoint (`loop.Keeper`), so that none seems to hang.
 
     Args:
-        exchange: The line to the others.
-        keeper: What writes checkpoints, in the first process.
-        is_asked_to_stop: Whether this process was asked to.
-        step: How many steps were made.
+        exchange: The line to the other processes.
+        keeper: Writes checkpoints; only the first process has one.
+        is_asked_to_stop: Whether this process was asked to stop.
+        step: Returns how many steps were made.
     """
 
     exchange: Exchange
@@ -29,7 +29,7 @@ class GangKeeper:
     _is_due: bool = False
 
     def is_stop_wanted(self) -> bool:
-        """Whether any process was asked to stop. Asked by all of them after every step."""
+        """Whether any process was asked to stop. All processes must call this after every step."""
         is_due = self.keeper is not None and self.keeper.cadence.is_due(self.step())
         said = self.exchange.gather("stop", _STOP if self.is_asked_to_stop() else _DUE if is_due else "")
         self._is_due = bool(said)

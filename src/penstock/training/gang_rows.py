@@ -18,18 +18,18 @@ _BAD, _READY, _SEEN = "bad rows of ", "ready for ", "rows of "
 
 
 class GangRows:
-    """The share of one process of every batch (`TrainingData`): the batches are those of training in one process.
+    """One process's share of every batch (`TrainingData`). The batches are the same as in training by one process.
 
-    Where the stream reads this process's rows alone, each process finds other bad rows. Before a batch is used, all
-    processes tell each other what they found; if it is anything, all of them read on from this batch, without those.
-    Elsewhere every process reads all rows, and takes its own.
+    Where the stream reads only this process's rows, each process finds other bad rows. Before a batch is used, all
+    processes exchange the bad rows that they found. If there are any, all processes read on from this batch without
+    them. In other streams every process reads all rows, and uses its own.
 
     Args:
         stream: The rows.
         share: The share of this process.
-        exchange: The line to the others.
-        name: What these rows are called: each line of messages has a name of its own.
-        known: Numbers of bad rows that all processes know.
+        exchange: The line to the other processes.
+        name: A name for these rows, which is part of the topics of messages.
+        known: Numbers of the bad rows that were found before.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class GangRows:
                     if found:
                         if batch is not None:
                             batch.release()
-                        close_iterator(batches)  # its thread may note more of them until then
+                        close_iterator(batches)  # until this returns, its thread may note more bad rows
                         self._stream.leave_out(found)
                         break
-                    assert batch is not None  # bad rows alone make a share smaller
+                    assert batch is not None  # only bad rows make a share smaller, and there are none
                     skip += batch.rows
                     yield batch
                 else:
                     is_whole = True
-                    next(batches, None)  # to its end: the reader goes on with the next epoch
+                    next(batches, None)  # end the iterator, so that the reader goes on with the next epoch
             finally:
                 close_iterator(batches)
 
@@ -99,7 +99,7 @@ class GangRows:
         seen = 0
         for batch in self._stream.batches(epoch, skip):
             seen = crc32(batch.numbers.tobytes(), seen)
-            self._exchange.gather(_READY + self._name)  # no step waits for a process that reads
+            self._exchange.gather(_READY + self._name)  # wait here, so that no step waits for a process that reads
             yield _part(batch, *self._share.bounds(batch.rows))
         if len(set(self._exchange.gather(_SEEN + self._name, f"{seen:08x}"))) > 1:
             raise InputError(
@@ -110,7 +110,7 @@ class GangRows:
 
 
 def _part(batch: TrainBatch, begin: int, end: int) -> TrainBatch:
-    """Some rows of a batch, which still counts as the whole one."""
+    """Some rows of a batch; its `rows` stays that of the whole batch."""
 
     def of(columns: Mapping[str, Array]) -> dict[str, Array]:
         return {name: column[begin:end] for name, column in columns.items()}

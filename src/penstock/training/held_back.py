@@ -12,13 +12,13 @@ from penstock.core.shuffling import RowSet
 from penstock.storage.disk import fsync_folder, regular
 
 VALIDATION_ROWS = "validation_rows.csv"
-"""A column `row`: the numbers of the rows in the whole input, from 0 on, as predictions have them."""
+"""A file with a column `row`: the numbers of the rows in the whole input, from 0 on, as in predictions."""
 _ROWS_AT_ONCE = 1 << 22
-"""So many numbers are sorted and written at once: memory does not grow with the input."""
+"""How many numbers are sorted and written at once, so that memory does not grow with the input."""
 
 
 def write_held_back(folder: str, rows: RowSet) -> None:
-    """Write the numbers of rows, unless they are there: a job that goes on holds back the same."""
+    """Write the numbers of rows, unless the file is there: a resumed job holds back the same rows."""
     path = os.path.join(folder, VALIDATION_ROWS)
     if os.path.exists(path):
         return

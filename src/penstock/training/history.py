@@ -1,6 +1,7 @@
 """The records of training: `history.csv` with a row for each epoch, a table of steps, and numbers for TensorBoard.
 
-The tables hold no times: those of a run that was interrupted and went on equal those of one that was not, byte by byte.
+The tables hold no times: so the tables of a run that was interrupted and resumed equal, byte by byte, those of a run
+without an interruption.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _POSITION = ("epoch", "step")
 class TrainingRecords:
     """Writes the records of a run into its folder (`loop.Recorder`).
 
-    A disk that is full does not end training: this is said, and what is missing is written with the next record.
+    A full disk does not end training: the user gets a message, and the missing lines are written with the next record.
 
     Args:
         folder: The output folder.
-        every_steps: After so many steps their loss and metrics are recorded, too; None for epochs only.
+        every_steps: Loss and metrics are also recorded every so many steps; None for epochs only.
         has_events: Whether TensorBoard gets the numbers.
-        say: Told what goes wrong.
-        staging: Where files are until they are whole (`storage.turns`); None for beside the others.
+        say: Called with a message where something cannot be written.
+        staging: The folder of files that are not whole yet (`storage.turns`); None for `folder` itself.
     """
 
     folder: str
@@ -49,7 +50,7 @@ class TrainingRecords:
     _first_step: int = 0
 
     def begin(self, position: Position, state: Any) -> None:
-        """Begin with the records of a checkpoint; later ones are removed from the files."""
+        """Begin with the records of a checkpoint. Later records are removed from the files."""
         self.close()
         self.epochs = list(state or [])
         self._first_step = position.step + 1 if state is not None else 0
@@ -65,7 +66,7 @@ class TrainingRecords:
                 self._steps.flush()
 
     def step(self, position: Position, logs: Callable[[], Any]) -> None:
-        """Record a step, if it is one of those that are recorded: reading its logs waits for the devices."""
+        """Record a step, if it is one of every `every_steps`: reading the logs of all would wait for the devices."""
         if self._steps is None or self.every_steps is None or position.step % self.every_steps:
             return
         values = _numbers(logs())
@@ -82,7 +83,7 @@ class TrainingRecords:
         self._add_events(position.step, values, "epoch_")
 
     def state(self) -> Any:
-        """The rows of all epochs. The table of steps is on the disk when this returns, if the disk takes it."""
+        """The rows of all epochs. This also syncs the table of steps to the disk, as far as the disk takes it."""
         if self._steps is not None:
             with self._said(STEPS):
                 self._steps.sync()
@@ -103,7 +104,7 @@ class TrainingRecords:
             write_whole(self._path(HISTORY), _as_csv([list(names), *rows]), self.staging)
 
     def _add_events(self, step: int, values: Mapping[str, float], prefix: str) -> None:
-        """As Keras's own callback names them: one run for training, and one for validation."""
+        """Write values for TensorBoard, named as by Keras's own callback: one run for training, one for validation."""
         if not self.has_events:
             return
         for run in ("train", "validation"):
@@ -135,7 +136,7 @@ class _StepTable:
 
     Args:
         path: Its file.
-        step: Lines up to this step are kept; later ones go, and one that is torn.
+        step: Lines up to this step are kept; later lines, and a line that is not whole, are removed.
         staging: See `TrainingRecords`.
     """
 
@@ -148,7 +149,7 @@ class _StepTable:
         self._file: IO[bytes] | None = None
 
     def _cut(self) -> IO[bytes]:
-        """A new file with the lines that are kept: an earlier writer may still append to the old one."""
+        """A new file with the lines that are kept. An earlier process may still append to the old file, not to this."""
         kept: list[bytes] = []
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as before:
             for line in before:
@@ -188,7 +189,7 @@ class _StepTable:
         self._waiting.clear()
 
     def sync(self) -> None:
-        """Have all lines on the disk.
+        """Write all lines, and sync them to the disk.
 
         Raises:
             OSError: The disk refuses.
@@ -221,7 +222,7 @@ def _as_csv(rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def _numbers(logs: Any) -> dict[str, float]:
-    """Logs of a framework as numbers; what is none is left out."""
+    """The logs of a framework as numbers. Values that are no numbers are left out."""
     numbers: dict[str, float] = {}
     for name, value in dict(logs or {}).items():
         with contextlib.suppress(TypeError, ValueError):

@@ -30,7 +30,7 @@ from penstock.training.batch_size import FIRST_SIZE, described, find_batch_size
 
 @dataclass(frozen=True)
 class FitRequest:
-    """What `model.fit` takes beside the data to train on, and what it does not take."""
+    """The arguments of `model.fit` besides the data for training, and Penstock's own ones."""
 
     epochs: int = 1
     initial_epoch: int = 0
@@ -48,7 +48,7 @@ class FitRequest:
 
 
 class FitKeywords(TypedDict, total=False):
-    """The arguments of `model.fit` that are given by name, and those of a step."""
+    """The keyword arguments of `model.fit`, and those for steps."""
 
     validation_split: float
     validation_data: Any
@@ -83,7 +83,7 @@ _OF_TRAINING = {each.name for each in fields(FitRequest)} - {"settings"}
 def with_keywords(
     given: DataArguments, request: FitRequest, keywords: Mapping[str, Any]
 ) -> tuple[DataArguments, FitRequest]:
-    """Data and request with the other arguments of `model.fit`.
+    """The data and the request, completed with the other arguments of `model.fit`.
 
     Raises:
         UsageError: `model.fit` has no such argument.
@@ -105,7 +105,7 @@ def with_keywords(
 
 
 _WARM_UP_STEPS = 500
-"""Where nobody knows how many steps an epoch has."""
+"""The steps of a warm-up where the number of steps of an epoch is not known."""
 
 
 def _say(remark: str) -> None:
@@ -123,7 +123,7 @@ def fit_in_memory(
     Raises:
         ModelError: The model is not compiled, or its loss is NaN or infinite.
         InputError: A label is out of range.
-        UsageError: `model.fit` has no such argument, or not such a value, or labels are text.
+        UsageError: `model.fit` has no such argument, or takes no such value, or labels are text.
     """
     given, request = with_keywords(given, request, keywords)
     _check(request)
@@ -132,8 +132,8 @@ def fit_in_memory(
     except PenstockError:
         raise
     except Exception as error:
-        _check_labels(model, given.y)  # a model that was not built before has its shape now
-        # A step of the user may take text: only where training failed is it the reason.
+        _check_labels(model, given.y)  # a model that was not built before is built now, and has a shape
+        # A user's step may take text, so text is refused only after training has failed.
         text = _text_in(given.y)
         if text is None:
             raise
@@ -184,12 +184,12 @@ def _fit(model: Any, given: DataArguments, request: FitRequest) -> Any:
 
 
 def _check_labels(model: Any, labels: Any) -> None:
-    """Check classes in memory at once: frameworks name no row, and JAX learns from wrong ones without a word.
+    """Check classes in memory at the start: frameworks name no row, and JAX trains on wrong classes without an error.
 
     Raises:
         InputError: A class is out of range.
     """
-    shape = getattr(model, "output_shape", None)  # a tuple where there is one output, whose shape is known
+    shape = getattr(model, "output_shape", None)  # a tuple if there is only one output and its shape is known
     is_plain = isinstance(labels, np.ndarray) or hasattr(labels, "to_numpy")
     if is_plain and isinstance(shape, tuple) and None not in shape[1:]:
         output = (getattr(model, "output_names", None) or ["output"])[0]
@@ -197,7 +197,7 @@ def _check_labels(model: Any, labels: Any) -> None:
 
 
 def _measured(model: Any, given: DataArguments, request: FitRequest) -> int:
-    """The batch size that steps were timed for; nothing is drawn that decides an order."""
+    """A batch size, found by timing steps. It draws no random numbers that decide the order of rows."""
     data = GivenData(replace(given, batch_size=FIRST_SIZE, shuffle=False))
     rows = data.array_rows
     if rows is None:
@@ -228,7 +228,7 @@ def _check(request: FitRequest) -> None:
 def _callbacks(trainer: KerasTrainer, request: FitRequest, steps: int | None) -> KerasCallbacks:
     callbacks = request.callbacks
     if request.scale_lr is not None:
-        # The first epoch warms up.
+        # The warm-up lasts for the first epoch.
         warm_up = scaled_learning_rate(trainer.model, request.scale_lr, trainer.num_devices, steps or _WARM_UP_STEPS)
         callbacks = [warm_up, *flat_callbacks(callbacks)]
     return KerasCallbacks(

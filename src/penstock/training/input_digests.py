@@ -1,7 +1,7 @@
-"""The digests of a training job's input: they tell files that were only touched from files with another content.
+"""The digests of a training job's input: they distinguish files that were only touched from files with new content.
 
-Rows are read in another order in every epoch, so that none of them can be digested on the way: a thread reads the
-files once, while training runs. Inputs of many gigabytes, and objects in a store, are not read a second time for this.
+Rows are read in another order in every epoch, so they cannot be digested while they are read for training: a thread
+reads the files once more, while training runs. This is not done for large inputs and for objects in a store.
 """
 
 import contextlib
@@ -19,23 +19,24 @@ from penstock.storage.places import Place
 DIGESTS = f"{INTERNAL}/input.json"
 _MOST_BYTES = 4 << 30
 _AT_ONCE_S = 2.0
-"""So long training waits for the digests: most inputs are small, and no kill comes in between."""
+"""How long training waits for the digests at its start: most inputs are small, and are digested before any kill."""
 _UNKNOWN = "-"
-"""Of a file that cannot be read, or was changed since it was listed."""
+"""The digest of a file that cannot be read, or that has changed since it was listed."""
 
 
 @contextlib.contextmanager
 def digested_meanwhile(
     place: Place, listed: Sequence[Fragment], files: Callable[[], Sequence[Fragment]]
 ) -> Iterator[None]:
-    """Digest the files of a job while the block runs, unless that was done, and note it in the job's folder.
+    """Digest the files of a job while the context is open, and write the digests into the job's folder.
 
-    Where they are too large, or the block ends before, nothing is noted.
+    Nothing is written if they are there already, if the files are too large, or if the context ends before the digests
+    are ready.
 
     Args:
         place: The job's folder.
-        listed: The input as the manifest has it; one of these may stand for many small files.
-        files: Every file.
+        listed: The input as in the manifest, in which one entry may stand for many small files.
+        files: Returns every file.
     """
     if sum(each.size for each in listed) > _MOST_BYTES or _noted(place):
         yield
@@ -43,7 +44,7 @@ def digested_meanwhile(
     is_over, writing = threading.Event(), threading.Lock()
 
     def digest() -> None:
-        with contextlib.suppress(PenstockError, OSError):  # a file that is gone, a full disk: the job tells it
+        with contextlib.suppress(PenstockError, OSError):  # a lost file or a full disk: the job itself reports it
             as_listed = {file.path: file for file in listed}
             every = [as_listed.get(file.path, file) for file in files()]
             if any(is_url(file.path) for file in every):
@@ -61,14 +62,14 @@ def digested_meanwhile(
     finally:
         is_over.set()
         with writing:
-            pass  # nothing is written into the folder behind the block
+            pass  # wait for a write that has begun: afterwards, nothing is written into the folder
 
 
 def check_same_bytes(place: Place, files: Sequence[Fragment], touched: str, hint: str) -> None:
-    """Check that files of which one was touched are those that training began with.
+    """Check that files, one of which was touched, still have the content with which training began.
 
     Raises:
-        InputError: They are not, or it is not known.
+        InputError: The content has changed, or there are no digests to compare it with.
     """
     noted = _noted(place)
     if not noted or len(noted) != len(files):
@@ -86,7 +87,7 @@ def check_same_bytes(place: Place, files: Sequence[Fragment], touched: str, hint
 
 
 def _noted(place: Place) -> list[str]:
-    """The digests in a job's folder, in the order of its files; none where there are none, or they are damaged."""
+    """The digests in a job's folder, in the order of its files; an empty list where they are missing or damaged."""
     try:
         return list(json.loads(place.read(DIGESTS) or b"[]"))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Rows of a training job: weighted by class, and the classes that training and validation have."""
+"""Rows of a training job: their weights by class, and the classes that occur in training and validation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_NAMED = 10
 
 
 class SeenClasses:
-    """The classes that batches have had, where labels are whole numbers, one for each row."""
+    """The classes in the batches so far, if the labels are whole numbers, one for each row."""
 
     def __init__(self) -> None:
         self._values: set[int] = set()
         self.is_open = True
-        """Whether more are wanted."""
+        """Whether more classes are to be collected."""
 
     def add(self, batch: TrainBatch) -> None:
         labels = next(iter(batch.targets.values()), None)
@@ -30,12 +30,12 @@ class SeenClasses:
             self.is_open = len(self._values) <= _MOST_CLASSES
 
     def missing(self, other: SeenClasses) -> list[int]:
-        """The classes that only these batches have had; none where either has too many."""
+        """The classes that occur only in these batches and not in `other`; none if one of the two has too many."""
         return sorted(self._values - other._values) if self.is_open and other.is_open else []
 
 
 class ClassWeights:
-    """Weights rows by their class, for training only: Keras weights no row of validation by its class.
+    """Weights rows by their class. This is for training only: in validation, Keras does not weight rows by class.
 
     Args:
         weights: How much a row counts, by its class. Rows of other classes count 1.
@@ -56,7 +56,7 @@ class ClassWeights:
 
 
 class JobRows:
-    """Rows of a training job (`TrainingData`), which notes their classes.
+    """Rows of a training job (`TrainingData`). It collects their classes.
 
     Args:
         data: The rows.
@@ -78,7 +78,7 @@ class JobRows:
         return self._data.failures
 
     def first(self) -> TrainBatch:
-        """The first batch of all. It is not to be released: `batches(0)` gives it again, and goes on behind it."""
+        """The very first batch. Do not release it: `batches(0)` yields it again, and goes on after it."""
         batches = self._read(0, 0)
         batch = next(batches)
         self._begun = batch, batches
@@ -118,13 +118,13 @@ def _give_up(begun: tuple[TrainBatch, Generator[TrainBatch]] | None) -> None:
 
 
 def no_row_of(classes: Sequence[str], side: str) -> str:
-    """That one side, training or validation, has no row of these classes."""
+    """A remark that one side, training or validation, has no row of these classes."""
     more = ", …" if len(classes) > _MOST_NAMED else ""
     return f"no row of {', '.join(classes[:_MOST_NAMED])}{more} is on the side of {side}"
 
 
 def compare_classes(train: JobRows, validation: JobRows) -> list[str]:
-    """The classes that only one side has had so far, in words; nothing where they were compared before."""
+    """Remarks on classes that only one side has had so far. Only the first call makes any."""
     if not train.seen.is_open:
         return []
     remarks: list[str] = []

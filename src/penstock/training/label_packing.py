@@ -1,4 +1,4 @@
-"""Labels on their way into a training step: in the form that the loss takes, checked."""
+"""Brings labels into the form that the loss takes, and checks them, before a training step gets them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LabelPack:
 
     Args:
         model: The model.
-        pack: From a batch with fitted labels to what a step takes.
-        shapes: The shape of a row of every output; without those that are not known.
+        pack: Makes the data for a step from a batch with fitted labels.
+        shapes: The shape of a row of every output, where it is known.
     """
 
     def __init__(self, model: Any, pack: Pack, shapes: Mapping[str, tuple[int | None, ...]]) -> None:
@@ -34,7 +34,7 @@ class LabelPack:
         self._rules: dict[str, LabelRule] = {}
 
     def __call__(self, batch: TrainBatch) -> Any:
-        """What a step takes.
+        """The data for a step.
 
         Raises:
             InputError: A label does not fit the loss, or a weight is out of range.
@@ -73,11 +73,11 @@ def check_class_weights(outputs: Mapping[str, str]) -> None:
 
 
 def check_num_classes(num_classes: Mapping[str, int], signature: Signature) -> None:
-    """Refuse labels of text with more classes than an output of the model tells apart.
+    """Refuse labels of text with more classes than an output of the model has values.
 
     Args:
-        num_classes: By output; "" is the only one.
-        signature: Of the model.
+        num_classes: The number of classes by output; "" is the only output.
+        signature: The signature of the model.
     """
     for output in signature.outputs:
         classes = num_classes.get(output.name if len(signature.outputs) > 1 else "", 0)

@@ -1,4 +1,4 @@
-"""Loader processes as the reader of a row stream: spans read side by side, and handed on in their order."""
+"""Loader processes as the reader of a row stream: they read spans side by side, and the spans come out in order."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _TICK_S = 0.1
 class LoaderReader:
     """Reads spans with loader processes, which are started at once.
 
-    Only `cancel`, and what frees the memory of a batch, may be called in another thread than the other methods.
+    One thread must call all methods except `cancel`. Any thread may call `cancel` and release the memory of a batch.
 
     Args:
-        launch: What loaders are started with.
+        launch: How loaders are started.
         job: What they load.
-        loaders: How many of them.
-        slots_ahead: So many batches may wait for those before them.
+        loaders: How many loaders there are.
+        slots_ahead: How many loaded batches may wait for batches before them.
         timeouts: How long a loader may take.
     """
 
@@ -61,7 +61,7 @@ class LoaderReader:
         self._spans: Iterator[Span] = iter(())
         self._outstanding: deque[Span] = deque()
         self._next_batch = 0
-        """The number, in the first outstanding span, of the batch that is handed on next."""
+        """The number of the next batch to return, within the first outstanding span."""
         self._loaded: dict[tuple[int, int], tuple[Batch, int | None]] = {}
         self._num_batches: dict[int, int] = {}
         self._freed: deque[int] = deque()
@@ -129,7 +129,7 @@ class LoaderReader:
         self._next_batch = 0
 
     def _pump(self) -> None:
-        """Wait for a message of a loader, its end, or a slot that is free again, and deal with it."""
+        """Wait until a loader sends a message or ends, or a slot becomes free, and handle it."""
         signs = self._pool.signs
         ready = multiprocessing.connection.wait([*signs, self._wake_end], timeout=_POLL_S)
         if self._wake_end in ready:
@@ -142,7 +142,7 @@ class LoaderReader:
             self._pool.check_time(now)
 
     def _take(self, message: LoadedData) -> None:
-        """Keep what a loader sent. After a death a span is loaded again: what is there already is not needed."""
+        """Keep what a loader sent. When a loader dies, its span is loaded again: no batch is kept twice."""
         match message:
             case Chunk(key=(span, index, _)):
                 if message.offset == 0:
@@ -178,7 +178,7 @@ class LoaderReader:
             self._pool.release(self._freed.popleft())
 
     def _wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe wakes, too
+        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe wakes the reader as well
             if not self._is_closed:
                 os.write(self._waking_end, b"\0")
 
@@ -186,7 +186,7 @@ class LoaderReader:
 def learn_function(
     launch: LoaderLaunch, source: Source, function: Preprocess, sample: Span, timeouts: Timeouts
 ) -> Preprocess:
-    """What the user's function gives, found out in a loader process on the rows of `sample`."""
+    """The user's function with the columns that it gives: a loader process finds them out on the rows of `sample`."""
     pool = LoaderPool(launch, lambda message: None, timeouts)
     try:
         pool.learn(source, function, sample)

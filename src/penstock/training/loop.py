@@ -19,11 +19,11 @@ from penstock.training.stages import Enter, Stage
 STOP, SKIP, IGNORE = "stop", "skip", "ignore"
 LOSSES_AT_ONCE = 16
 MOST_SKIPPED = 10
-"""So many steps in a row without a number: the weights are spoiled, not the rows."""
+"""After so many steps in a row whose loss is no number, not the rows but the weights are at fault."""
 
 
 class Callbacks(Protocol):
-    """What is called as training goes on."""
+    """The callbacks that the loop calls while training goes on."""
 
     @property
     def is_stopped(self) -> bool: ...
@@ -41,40 +41,40 @@ class Callbacks(Protocol):
     def test_end(self, logs: dict[str, float]) -> None: ...
 
     def state(self) -> Any:
-        """What the callbacks know, for a checkpoint."""
+        """The state of the callbacks, for a checkpoint."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Make it what it was. Called when training and its epoch have begun."""
+        """Give the callbacks their state back. This comes after the hooks that begin training and the epoch."""
         ...
 
 
 class Keeper(Protocol):
-    """What writes checkpoints."""
+    """Writes checkpoints."""
 
     def is_due(self, position: Position) -> bool: ...
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Write it before this returns: what it holds changes with the next step."""
+        """Write the checkpoint before this returns: its arrays change with the next step."""
         ...
 
 
 class Recorder(Protocol):
-    """What writes loss and metrics down as training goes on."""
+    """Writes loss and metrics to files while training goes on."""
 
     def begin(self, position: Position, state: Any) -> None:
-        """Begin, or go on where a checkpoint was taken: what was written after it is taken back. None: begin anew."""
+        """Begin anew (`state` is None), or go on from a checkpoint: records that were written after it are removed."""
         ...
 
     def step(self, position: Position, logs: Callable[[], Any]) -> None: ...
     def epoch(self, position: Position, logs: Mapping[str, float]) -> None: ...
 
     def state(self) -> Any:
-        """What a checkpoint keeps of the records, as JSON. What they had so far is on the disk."""
+        """The records that a checkpoint keeps, as JSON. All records so far are then on the disk."""
         ...
 
 
 class TrainingStopped(Exception):
-    """Training ended after a step because the schedule asked for it. The keeper has got a checkpoint."""
+    """Training ended after a step because a stop was wanted. The keeper has got a checkpoint."""
 
     def __init__(self, position: Position) -> None:
         super().__init__(f"training was stopped after step {position.step}")
@@ -82,47 +82,47 @@ class TrainingStopped(Exception):
 
 
 def _never() -> bool:
-    """Nobody asks to stop."""
+    """The default of `is_stop_wanted`: no stop is wanted."""
     return False
 
 
 def _nothing(position: Position) -> None:
-    """Called after every step where nobody else is."""
+    """The default of `after_step`: nothing is done."""
 
 
 def _unseen(stage: Stage, rows: int) -> None:
-    """Nobody looks at the stages."""
+    """The default of `enter`: stages are not observed."""
 
 
 def _not_yet() -> None:
-    """The arrays of a batch are looked at once more."""
+    """A `release` that keeps the memory of a batch, because its arrays are needed again after the step."""
 
 
 def say_nothing(remark: str) -> None:
-    """Says nothing."""
+    """Drop a remark."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how often."""
+    """How many epochs to train, how often to validate, and what is called meanwhile."""
 
     epochs: int = 1
     validation_freq: int | list[int] = 1
     on_nan: str = STOP
     after_step: Callable[[Position], None] = field(default=_nothing)
-    """Called with the position after every step. What it raises ends training."""
+    """Called with the position after every step. An error in it ends training."""
     on_skip: Callable[[str], None] = field(default=say_nothing)
-    """Told of every step that was undone."""
+    """Called with a message for every step that was undone."""
     keeper: Keeper | None = None
-    """Asked after every step and every epoch whether a checkpoint is due."""
+    """Writes checkpoints. After every step and every epoch, its `is_due` is called."""
     recorder: Recorder | None = None
     """Gets loss and metrics of steps and epochs."""
     is_stop_wanted: Callable[[], bool] = field(default=_never)
-    """Asked after every step, also of validation: training ends there with a checkpoint."""
+    """Called after every step, also of validation. If it returns True, training ends there with a checkpoint."""
     enter: Enter = field(default=_unseen)
     """Called when a stage begins: for a watchdog, and for the times of a trace."""
     read: Callable[[Array], TrainBatch] | None = None
-    """Gives rows of these numbers, where all of them are in memory."""
+    """Returns the rows of these numbers; None where not all rows are in memory."""
 
     def validates(self, epoch: int) -> bool:
         """Whether validation follows this epoch; epochs count from 0."""
@@ -132,7 +132,7 @@ class Schedule:
 
 
 class _Batches:
-    """Batches of an epoch, which can tell whether another one follows. Waiting for one is a stage."""
+    """The batches of an epoch, with a look ahead whether another one follows. Waiting for a batch is a stage."""
 
     def __init__(self, batches: Iterator[TrainBatch], enter: Enter) -> None:
         self._batches = batches
@@ -153,7 +153,7 @@ class _Batches:
         close_iterator(self._batches)
 
     def is_over(self) -> bool:
-        """Whether there are no more. Waits for the next one."""
+        """Whether there are no more batches. It waits for the next one."""
         if not self._next:
             self._enter(Stage.WAIT, 0)
             self._next = [batch for batch in [next(self._batches, None)] if batch is not None]
@@ -169,22 +169,22 @@ class _Run:
     validation: TrainingData | None
     position: Position
     logs: dict[str, float] = field(default_factory=dict)
-    """What the last whole epoch ended with."""
+    """Loss and metrics of the last whole epoch."""
     skipped: int = 0
     """How many steps in a row were undone."""
     kept: Position | None = None
-    """Where the last checkpoint was taken."""
+    """The position of the last checkpoint."""
     pending: list[_Step] = field(default_factory=list)
     """The last steps, which the devices may still be working on."""
     checked: _Step | None = None
-    """The last step whose loss was seen to be a number."""
+    """The last step whose loss was checked and is a number."""
     batches: _Batches | None = None
-    """Of the epoch that is under way, or of the last one."""
+    """The batches of this epoch, or of the last one."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What is kept of a step until somebody looks at its loss: no arrays, which may be large."""
+    """What is kept of a step until its loss is checked. It has no arrays of rows, which may be large."""
 
     loss: Any
     position: Position
@@ -205,18 +205,19 @@ def train(
 
     Args:
         trainer: The model on its devices.
-        data: What it is trained on.
-        callbacks: What is called as training goes on.
-        schedule: How many epochs, and how often to validate.
-        validation: What it is tested on after epochs.
-        start: Where to go on. What hooks of the beginning change is undone: the checkpoint was taken after them.
+        data: The rows for training.
+        callbacks: Called while training goes on.
+        schedule: How many epochs to train, how often to validate, and what is called meanwhile.
+        validation: The rows for validation after epochs.
+        start: The checkpoint to go on from. It is restored after the hooks for the begin of training, as it was taken
+            after them: changes that they make are undone.
 
     Returns:
         How far training has come.
 
     Raises:
-        ModelError: The loss is NaN or infinite, or weights are, or the checkpoint is of another model.
-        TrainingStopped: The schedule asked to stop.
+        ModelError: The loss is NaN or infinite, or weights are NaN, or the checkpoint is of another model.
+        TrainingStopped: `schedule.is_stop_wanted` returned True.
     """
     callbacks.train_begin()
     progress = start.progress if start is not None else Progress(Position(epoch=callbacks.initial_epoch))
@@ -235,7 +236,7 @@ def train(
         is_over = callbacks.is_stopped
         _keep_if_due(run)
     if run.position.step > 0 and run.kept != run.position:
-        _keep(run)  # a run that is killed while the model is saved need not train again; without a keeper, one look
+        _keep(run)  # if a kill comes while the model is saved, no step is repeated; without a keeper, only checks
     if schedule.epochs > 0:
         trainer.finish()
     callbacks.train_end(run.logs)
@@ -248,7 +249,7 @@ def _restore(run: _Run, start: Checkpoint) -> None:
 
 
 def _epoch(run: _Run, start: Checkpoint | None) -> None:
-    """One epoch, or what is left of it."""
+    """Run one epoch, or the rest of it."""
     epoch = run.position.epoch
     if start is None:
         run.trainer.reset()
@@ -278,7 +279,7 @@ def _train_epoch(run: _Run) -> None:
         enter(Stage.STEP, batch.rows)
         number = run.position.batch
         callbacks.train_batch_begin(number)
-        # Where the step may be undone, its rows are looked at afterwards.
+        # A step may be undone, and its rows are then checked afterwards: so their memory is held until then.
         is_held = run.schedule.on_nan == SKIP and batch.is_borrowed
         trainer.train_on(replace(batch, release=_not_yet) if is_held else batch)
         run.position = run.position.after(batch.rows)
@@ -316,7 +317,7 @@ def _validate(run: _Run, validation: TrainingData, epoch_logs: dict[str, float])
 
 
 def _keep_if_due(run: _Run, batches: _Batches | None = None) -> None:
-    """Write a checkpoint where one is due, after a step of an epoch or at its end, and end training where asked to."""
+    """Write a checkpoint if one is due after this step or epoch, and end training if a stop is wanted."""
     keeper, is_stop_wanted = run.schedule.keeper, run.schedule.is_stop_wanted()
     if not is_stop_wanted and (keeper is None or not keeper.is_due(run.position)):
         return
@@ -334,7 +335,7 @@ def _stop(run: _Run, epoch_logs: dict[str, float] | None) -> None:
 
 
 def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
-    """Write a checkpoint, unless a loss that nobody has looked at yet is NaN or infinite, or the weights are NaN."""
+    """Write a checkpoint, after a check of all losses that were not checked yet, and of the weights."""
     _check_pending(run, len(run.pending))
     if run.schedule.on_nan != IGNORE and run.trainer.has_nan_weights():
         raise _spoiled(run.position)
@@ -352,7 +353,7 @@ def _keep(run: _Run, epoch_logs: dict[str, float] | None = None) -> None:
 
 
 def _spoiled(position: Position) -> ModelError:
-    """The loss may be a number all the same: TensorFlow's relu makes 0 of NaN on some processors."""
+    """The error for NaN weights. The loss may still be a number: on some CPUs, TensorFlow's relu turns NaN into 0."""
     return ModelError(
         "weights are NaN, although the loss is a number",
         received=f"after step {position.step}",
@@ -414,16 +415,16 @@ def _check_pending(run: _Run, count: int) -> None:
 
 
 def _faulty_rows(run: _Run, step: _Step) -> str:
-    """The rows that made a loss NaN or infinite, in words; none where their values are numbers.
+    """The rows that made a loss NaN or infinite, in words; empty if all their values are finite numbers.
 
-    They are read again, as training ends: those of the step, and those of the step before, whose infinite values may
-    have spoiled the weights while the loss was a number.
+    Training ends here, so rows can be read again: those of the step, and those of the step before, whose infinite
+    values may have spoiled the weights while the loss was still a number.
     """
     if run.schedule.read is not None:
         before = _not_finite(run.schedule.read(run.checked.numbers)) if run.checked is not None else []
         faulty = _not_finite(run.schedule.read(step.numbers))
     elif run.batches is None or run.data.rows is None or len(step.numbers) < step.rows:
-        return ""  # what was given cannot be read again; of a gang's batch, this process has a share
+        return ""  # the caller's data cannot be read again; in a gang, this process has only a share of the batch
     else:
         run.batches.close()
         position = step.position

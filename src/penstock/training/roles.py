@@ -24,7 +24,7 @@ _MOST_CLASSES = 100_000
 
 
 def in_role(role: str, bindings: Iterable[Binding]) -> tuple[Binding, ...]:
-    """Bindings with names that say what their columns are for."""
+    """Bindings whose names begin with the role of their columns."""
     return tuple(
         replace(binding, input=role + binding.input, mask_of=binding.mask_of and role + binding.mask_of)
         for binding in bindings
@@ -32,7 +32,7 @@ def in_role(role: str, bindings: Iterable[Binding]) -> tuple[Binding, ...]:
 
 
 def with_folders(source: Source, columns: Iterable[str]) -> Source:
-    """The source, with the names of folders as a column where one of `columns` is `@folder`."""
+    """The source. If one of `columns` is `@folder`, it has the names of folders as a column."""
     return FolderNames(source) if FOLDER in columns and FOLDER not in source.schema() else source
 
 
@@ -64,7 +64,7 @@ def find_column(source: Source, name: str, option: str) -> TensorSpec:
 
 
 def _kind_in(source: Source, name: str) -> str | None:
-    """What a column of a source holds, as its first rows say; None where there are none."""
+    """The kind of values in a column, taken from its first row; None where there is no row."""
     for span in source.divide(1):
         for block in source.read(span, [name]):
             column = block.columns[name]
@@ -73,9 +73,9 @@ def _kind_in(source: Source, name: str) -> str | None:
 
 
 def target_binding(source: Source, column: str, output: str = "") -> Binding:
-    """How a target is made from its column: whole numbers stay, fractions become float32.
+    """The binding of a target to its column: whole numbers stay, fractions become float32.
 
-    A source with labels of text must be a `CodedLabels` by now.
+    If labels are text, the source must be a `CodedLabels` already.
     """
     spec = find_column(source, column, "--label")
     if spec.shape is None or None in spec.shape:
@@ -85,7 +85,7 @@ def target_binding(source: Source, column: str, output: str = "") -> Binding:
 
 
 def weight_binding(source: Source, column: str, output: str = "") -> Binding:
-    """How the weight of every row is made from its column."""
+    """The binding of the weight of every row to its column."""
     spec = find_column(source, column, "--weight")
     if spec.dtype == STRING or spec.shape != ():
         raise InputError("a weight is one number for each row", received=f"--weight {column}, of {spec}")
@@ -110,7 +110,7 @@ class Classes:
         """A weight for every class, so that all classes count alike: rows / (classes * rows of the class).
 
         Args:
-            numbers: The rows that are counted; all where it is None. Classes that none of them has get no weight.
+            numbers: The rows that are counted; None for all. Classes without such a row get no weight.
         """
         counts = self.counts if numbers is None else self._counts_of(numbers)
         labels = [place if isinstance(value, str) else value for place, value in enumerate(self.values)]
@@ -129,7 +129,7 @@ class Classes:
 
 
 def scan_classes(source: Source, columns: Sequence[str]) -> dict[str, Classes]:
-    """The classes of every label column, all read once: 4 bytes for each row and column are kept.
+    """The classes of every label column. The columns are read once; memory is 4 bytes for each row and column.
 
     Raises:
         InputError: The labels are no classes: fractions, lists, or too many different values.
@@ -157,7 +157,7 @@ def _check_scanned(source: Source, column: str) -> None:
 
 
 def _as_classes(column: str, known: Mapping[str | int, int], pieces: Sequence[Array]) -> Classes:
-    """The classes of a column in their order, from the numbers that they were met with."""
+    """The classes of a column in ascending order, from numbers in the order in which classes were found."""
     if len(known) > _MOST_CLASSES or not known:
         raise InputError(
             "these labels are no classes",
@@ -173,7 +173,7 @@ def _as_classes(column: str, known: Mapping[str | int, int], pieces: Sequence[Ar
 
 
 def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:
-    """A number for the class of every row, in the order in which classes are met; -1 where there is none."""
+    """A number for the class of every row, in the order in which classes are found; -1 for a row without a class."""
     encoded = _plain(block.columns[column]).dictionary_encode()
     classes = [_as_class(value, column) for value in encoded.dictionary.to_pylist()]
     numbers = (-1 if value is None else known.setdefault(value, len(known)) for value in classes)
@@ -184,7 +184,7 @@ def _codes(block: Block, column: str, known: dict[str | int, int]) -> Array:
 
 
 def _as_class(value: str | bytes | int | float, column: str) -> str | int | None:
-    """A label as a class: whole numbers may be floats, as pandas makes them where some are missing; None for NaN."""
+    """A label as a class; None for NaN. Whole numbers may be floats: pandas makes them so if some are missing."""
     if not isinstance(value, float):
         return as_text(value)
     if math.isnan(value):
@@ -204,7 +204,7 @@ def _plain(column: SourceColumn) -> pa.Array:
 
 
 class CodedLabels(Around):
-    """A source in which labels of text are their places in a vocabulary. A label that is not in it fails its row."""
+    """A source in which labels of text are replaced by their places in a vocabulary. A row with another label fails."""
 
     def __init__(self, source: Source, column: str, vocabulary: Sequence[str]) -> None:
         super().__init__(source)

@@ -1,4 +1,4 @@
-"""The stream of training rows: epochs in a seeded order, bad rows left out, batches ready before they are needed."""
+"""The stream of training rows: epochs in a seeded order, without bad rows, in batches that are loaded ahead."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from penstock.sources.python.memory import InMemory
 from penstock.training.cutting import GoodRows, cut_batches, good_rows
 
 READY_BATCHES = 2
-"""So many batches, or loaded pieces of several small ones, wait for the trainer."""
+"""How many batches, or loaded pieces with several small batches, wait for the trainer."""
 INLINE_BYTES = 1 << 20
-"""Batches up to this size are cut by the trainer's own thread: handing each of them over would take longer."""
+"""The trainer's own thread cuts batches up to this size: passing each of them between threads would take longer."""
 
 
 Loaded = tuple[Span, Batch, Callable[[], None]]
-"""A span, some of its rows, in order, and what frees their memory."""
+"""A span, some of its rows in order, and a function that frees their memory."""
 
 
 class Reader(Protocol):
-    """What turns spans into batches of arrays: this process, or loader processes."""
+    """Turns spans into batches of arrays, in this process or in loader processes."""
 
     def begin(self, spans: Iterator[Span]) -> None:
-        """Read these spans from now on, and forget the ones before. There may be no end of them."""
+        """Read these spans from now on, and forget earlier ones. The iterator may be endless."""
         ...
 
     def read(self) -> Loaded | None:
@@ -42,14 +42,14 @@ class Reader(Protocol):
         ...
 
     def cancel(self) -> None:
-        """A call of `read` in another thread ends soon, with None; so do all others until `begin`."""
+        """Let a call of `read` in another thread return None soon. All later calls return None, too, until `begin`."""
         ...
 
     def close(self) -> None: ...
 
 
 class ThisProcess:
-    """Reads where it is asked to: for arrays in memory."""
+    """Reads in the thread that calls `read`: for arrays in memory, and for files without loader processes."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -63,7 +63,7 @@ class ThisProcess:
         return next(self._loaded, None)
 
     def cancel(self) -> None:
-        """Reading from memory takes no time."""
+        """A read cannot be ended early."""
 
     def close(self) -> None:
         self._job.source.close()
@@ -72,8 +72,8 @@ class ThisProcess:
 class RowStream:
     """Training rows of any source (`TrainingData`).
 
-    The order of good rows depends on the seed and the epoch alone. Batches are cut from it, so that they depend neither
-    on how many loaders there are, nor on which of them is faster or dies.
+    The order of good rows depends only on the seed and the epoch, and batches are cut from it. So batches depend
+    neither on the number of loaders, nor on which of them is faster or dies.
 
     Args:
         job: Its source gives epochs; its batch size is how many rows are loaded at once.
@@ -82,7 +82,7 @@ class RowStream:
         reader: Reads the spans of the job.
         failures: Bad rows that are known already.
         epochs: How many epochs there are; None where that is not known. The reader reads ahead into the next epoch, but
-            not beyond the last.
+            not beyond the last one.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class RowStream:
         self._epochs = epochs
         self._indices = itertools.count()
         self._next_epoch: int | None = None
-        """The epoch that the reader goes on with, where it was left at the end of one."""
+        """The epoch with which the reader goes on, if the last epoch was read to its end."""
         self._scheduled: dict[int, int] = {}
-        """How many rows the spans of an epoch have that were asked for: some of them may turn out to be bad."""
+        """How many rows, some of which may be bad, the scheduled spans of an epoch have."""
         self._numbers: tuple[int, Array] = (-1, np.empty(0, np.int64))
         row_bytes = sum(binding.row_bytes for binding in job.bindings)
         self._is_inline = source.read_of(batch_size) * row_bytes <= INLINE_BYTES
@@ -160,7 +160,7 @@ class RowStream:
         self._reader.close()
 
     def leave_out(self, failures: Iterable[RowFailure]) -> None:
-        """Take bad rows that another process found. They count from the next call of `batches` on."""
+        """Leave out bad rows that another process found, from the next call of `batches` on."""
         self._failures = {failure.row: failure for failure in failures} | self._failures
         self._next_epoch = None
 
@@ -180,7 +180,7 @@ class RowStream:
         return ReadAhead(items, READY_BATCHES, self._reader.cancel)
 
     def _spans(self, epoch: int, skip: int) -> Iterator[Span]:
-        """The spans of this epoch and of those that follow, to the last: loaders go on where an epoch ends."""
+        """The spans of this epoch and of all later ones: loaders go on with the next epoch at the end of one."""
         while self._source.good(self._failures):
             self._scheduled.setdefault(epoch, self._to_read(skip))
             for span in self._source.spans(epoch, self._job.batch_size, list(self._failures), skip):
@@ -193,7 +193,7 @@ class RowStream:
         return self._epochs is not None and epoch + 1 >= self._epochs
 
     def _pieces(self, epoch: int) -> Iterator[GoodRows]:
-        """The good rows of an epoch, as they were loaded."""
+        """The good rows of an epoch, in the pieces in which they were loaded."""
         left = self._scheduled.pop(epoch, None)
         if left is None:
             left = self._to_read(0)

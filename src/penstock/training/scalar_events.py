@@ -1,7 +1,7 @@
 """Numbers for TensorBoard: event files, written byte by byte, so that no framework is needed for them.
 
-A file is a TFRecord file of `Event` messages. One that goes on after an interruption says at which step it does:
-TensorBoard then drops what earlier files of the folder have of later steps.
+A file is a TFRecord file of `Event` messages. A file of a resumed run names its first step: TensorBoard then drops
+later steps that earlier files of the folder have.
 """
 
 from __future__ import annotations

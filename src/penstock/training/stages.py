@@ -1,4 +1,4 @@
-"""What the process that trains does at every moment: written on its board for the watchdog, and timed."""
+"""The stages of the process that trains. They are written on its board for the watchdog, and timed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.pool.processes.supervisor import WorkerProcess
 
 
 class Stage(StrEnum):
-    """What the loop does, as a trace and the summary name it."""
+    """A stage of the loop, under its name in traces and in the summary."""
 
     START = "start"
     COMPILE = "compile"
@@ -28,7 +28,7 @@ class Stage(StrEnum):
 
 
 class Pace(IntEnum):
-    """Which limit a stage has. The first step with so many rows compiles; a disk may be slow."""
+    """The time limit of a stage. `SLOW` is for the first step with so many rows, which compiles, and for disks."""
 
     SLOW = 0
     READING = 1
@@ -37,14 +37,14 @@ class Pace(IntEnum):
 
 _PACES = {Stage.WAIT: Pace.READING, Stage.STEP: Pace.STEPPING, Stage.TEST: Pace.STEPPING}
 Enter = Callable[[Stage, int], None]
-"""A stage begins, and the one before is over; with the rows of its batch, or 0."""
+"""A function to call when a stage begins, with the rows of its batch or 0. The stage before ends with this."""
 
 
 class StageClock:
     """Times the stages of this process, and writes them on its board. Only one thread enters stages.
 
     Args:
-        board: Where the coordinator sees that there is progress.
+        board: Shows the coordinator that there is progress.
         is_traced: Whether to note when each stage began and ended.
         clock: Seconds that all processes share.
     """
@@ -77,23 +77,23 @@ class StageClock:
 
     @property
     def seconds(self) -> dict[Stage, float]:
-        """How long each stage took, all in all, until now."""
+        """How long each stage took in total until now."""
         running = self._counted_as
         return {**self._seconds, running: self._seconds[running] + self._clock() - self._since}
 
     def beat(self) -> None:
-        """Show that the stage of now makes progress."""
+        """Show that the current stage makes progress."""
         self.enter(self._stage, self._rows)
 
     def take_marks(self) -> tuple[Mark, ...]:
-        """The notes since the last call."""
+        """The marks since the last call."""
         marks, self._marks = self._marks, []
         return tuple(marks)
 
 
 @dataclass
 class Watchdog:
-    """Finds that a process that trains hangs: a stage takes longer than its limit, and nothing is heard.
+    """Detects that a process that trains hangs: it shows no progress for longer than the limit of its stage.
 
     Args:
         timeouts: How long a step, the reading of a batch, and the start may take.
@@ -112,7 +112,7 @@ class Watchdog:
         }
 
     def begin(self) -> None:
-        """Another process starts."""
+        """Begin anew for a new process."""
         self._pace = Pace.SLOW
 
     def look(self, process: WorkerProcess, now: float) -> float | None:
@@ -120,7 +120,7 @@ class Watchdog:
         notice = process.board.read()
         if notice is not None:
             self._pace = Pace(notice.first_row)
-        # A process that somebody stopped does nothing that takes long.
+        # A process that was stopped by SIGSTOP does nothing that may take long: it gets the limit of a step.
         self._limit = Pace.STEPPING if process.is_stopped else self._pace
         hung: dict[int, float] = {}
         for pace, still in self._still.items():
@@ -129,6 +129,6 @@ class Watchdog:
 
     @property
     def option(self) -> str:
-        """The option that raises the limit of what the process was at."""
+        """The option that raises the limit of the process's last stage."""
         options = {Pace.SLOW: "--start-timeout", Pace.READING: "--row-timeout", Pace.STEPPING: "--hang-timeout"}
         return options[self._limit]

@@ -1,4 +1,4 @@
-"""The coordinator's hold on the process that trains: it starts it, hears it, and starts it again after its death."""
+"""The coordinator's side of the process that trains: starts it, takes its reports, and starts it again if it dies."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from penstock.training.fit_job import CheckpointReport, EndReport, FitJob, Repor
 from penstock.training.stages import Watchdog
 
 MOST_DEATHS = 3
-"""So often in a row the process may die without a checkpoint in between."""
+"""After so many deaths in a row, without a new checkpoint in between, the process is not started again."""
 _LOOK_EVERY_S = 0.2
 
 
 @dataclass
 class TrainerHold:
-    """Trains a job to its end, whatever happens to the process.
+    """Trains a job to its end, even if the process dies or hangs.
 
     Args:
         job: The job.
-        log: What it writes to.
+        log: The file to which the process writes.
         stop: When it is raised, the process ends with a checkpoint.
         say: Takes lines for the user.
     """
@@ -43,14 +43,14 @@ class TrainerHold:
     say: Callable[[str], None]
     who: ClassVar[str] = "the process that trains"
     _kept: int = -1
-    """The step of the newest checkpoint: one that is written again is no progress."""
+    """The step of the newest checkpoint. Only a checkpoint of a later step counts as progress."""
 
     def train(self, hear: Callable[[Report], None]) -> EndReport:
         """Train; `hear` takes the reports of the process.
 
         Raises:
-            PenstockError: What went wrong there.
-            WorkersDied: It died again and again without a checkpoint in between.
+            PenstockError: The error of the process.
+            WorkersDied: The process died several times without a new checkpoint in between.
         """
         launch = LoaderLaunch(self.log, is_verbose=self.job.is_verbose)
         options = self.job.options
@@ -96,7 +96,7 @@ class TrainerHold:
     def run_once(
         self, launch: LoaderLaunch, watchdog: Watchdog, hear: Callable[[Report], None]
     ) -> tuple[EndReport | None, str]:
-        """One life of the process: how training ended, or how the process did."""
+        """Run the process once. Returns how training ended, or None and how the process ended."""
         job = self.job
         environment = launch.own_environment() | {"TF_USE_LEGACY_KERAS": "0"}
         environment |= environment_for(job.backend, job.devices, job.threads)

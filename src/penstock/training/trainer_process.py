@@ -19,7 +19,7 @@ from penstock.training.stages import StageClock
 
 
 class TrainerProcess:
-    """The process's side of the conversation."""
+    """Handles the messages of the coordinator."""
 
     def __init__(self, channel: Channel, board: Board) -> None:
         self._channel = channel

@@ -56,7 +56,7 @@ def find_device(device: Device) -> Any:
 
 
 def _memory_share(device: Device) -> dict[str, str]:
-    """The limit is a fraction of the whole GPU, and holds where no memory is allocated beforehand, too.
+    """The variable that limits JAX to a fraction of the whole GPU, also where no memory is allocated beforehand.
 
     jaxlib refuses to start if the older name of the variable is set as well; not all of its allocators have a limit.
     """
@@ -117,8 +117,8 @@ class JaxReplica:
     Args:
         call: The Keras model.
         target: The device.
-        answers: What is kept of its outputs.
-        may_widen: Whether JAX may be set to compute in 64 bits, where the model asks for them inside: it holds for
+        answers: Which of its outputs are kept, and in what form.
+        may_widen: Whether JAX may be switched to 64 bits where the model itself asks for them. The switch holds for
             the whole process.
     """
 
@@ -135,7 +135,7 @@ class JaxReplica:
         self._steps: dict[tuple[Any, ...], Any] = {}
         self._compiling = threading.Lock()
         self._changed: set[int] = set()
-        """Indices of the non-trainable variables that a call changes, as far as steps were traced."""
+        """Indices of the non-trainable variables that a call changes, in the steps that were traced so far."""
         self._held: dict[int, Any] = {}
         self._seed: int | None = None
         self._row = threading.local()
@@ -149,7 +149,7 @@ class JaxReplica:
         self._weights = jax.device_put(weights, self._target)
 
     def look(self, batch: Columns) -> State:
-        """See `protocols.Stateful`. A step that does not compile says why when it is run."""
+        """See `protocols.Stateful`. A step that does not compile raises its error later, when it is run."""
         with contextlib.suppress(Exception):
             self._compiled(batch)
         return self._state()
@@ -179,11 +179,11 @@ class JaxReplica:
     def predicted_bytes(self, batch: Columns) -> int | None:
         """Memory of the weights, the batch, the answers and everything in between, as the compiler laid it out.
 
-        On a CPU this is a lower bound: the compiler does not know what libraries for matrix products take.
+        On a CPU this is a lower bound: the compiler does not count what the libraries for matrix products allocate.
         """
         try:
             analysis = self._compiled(batch).memory_analysis()
-        except Exception:  # a step that does not compile says why when it runs
+        except Exception:  # a step that does not compile raises this error again when it runs
             return None
         if analysis is None:
             return None
@@ -196,7 +196,7 @@ class JaxReplica:
 
     def _predict(self, batch: Columns) -> Columns:
         step = self._compiled(batch)
-        # Held until the outputs are on the host: see `TensorFlowReplica._predict`.
+        # `tensors` must live until the outputs are on the host: see `TensorFlowReplica._predict`.
         tensors = {name: self._to_device(array) for name, array in batch.items()}
         outputs, updated = step(self._weights_for_this_call(), tensors)
         # Compiled steps return their outputs sorted by name.
@@ -206,7 +206,7 @@ class JaxReplica:
         return answers
 
     def _let_go(self) -> None:
-        """Give back what is kept for the next batch."""
+        """Give back the memory that is kept for the next batch."""
 
     def _weights_for_this_call(self) -> Any:
         if not self._is_drawn_by_row():
@@ -226,7 +226,7 @@ class JaxReplica:
         return jax.device_put(drawn, self._target)
 
     def _update(self, values: Mapping[int, Any]) -> None:
-        """Change variables as `model.predict` does: in the model, too."""
+        """Change the variables here and in the model, as `model.predict` does."""
         variables = self.call.model.non_trainable_variables
         for index, value in values.items():
             self._weights[1][index] = value
@@ -243,7 +243,7 @@ class JaxReplica:
         return str(self.call.model.non_trainable_variables[index].path).endswith(SEED_NAME)
 
     def _compiled(self, batch: Columns) -> Any:
-        """The step for batches of this shape. It is compiled ahead: only then it reports its memory."""
+        """The step for batches of this shape. It is compiled before it runs: only so does JAX report its memory."""
         key = tuple((name, array.shape, array.dtype) for name, array in batch.items())
         step = self._steps.get(key)
         if step is not None:
@@ -275,7 +275,7 @@ class JaxReplica:
         except (ValueError, NotImplementedError) as error:
             if self.call.precision == AS_MADE:
                 raise
-            # Not every operation exists in every precision: attention in float16 does not, on a CPU.
+            # Not every operation exists in every precision: on a CPU there is no attention in float16.
             raise RefusedByRuntime(
                 f"JAX does not run this model in {self.call.precision}", received=one_line(error)
             ) from None
@@ -286,7 +286,7 @@ class JaxReplica:
         return jax.ShapeDtypeStruct(array.shape, kind, sharding=sharding)
 
     def _trace(self, weights: Any, tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
-        """The outputs, and the variables that the call changed, by their indices."""
+        """The outputs, and the new values of the variables that the call changed, by the indices of the variables."""
         wanted = {spec.name: spec.dtype for spec in self.signature.inputs}
         scaled = {name: self.call.scale(name, tensor, _to_float32) for name, tensor in tensors.items()}
         cast = {
@@ -306,7 +306,7 @@ class JaxReplica:
 
 
 class FedReplica(JaxReplica):
-    """A model on a GPU that batches reach past JAX; see `CudaFeed`."""
+    """A model on a GPU; batches are copied there by a `CudaFeed` and not by JAX."""
 
     def __init__(
         self, call: KerasCall, target: Any, answers: Answers | None, feed: CudaFeed, *, may_widen: bool
@@ -339,13 +339,13 @@ def _compile(lowered: Any) -> Any:
 
 
 def jax_top_k(tensor: Any, k: int) -> tuple[Any, Any]:
-    """See `output_selection.TopK`. Of equal values, JAX gives the first one first."""
+    """See `output_selection.TopK`. JAX returns equal values in the order of their places."""
     values, places = jax.lax.top_k(tensor, k)
     return values, places.astype("int32")
 
 
 def peak_on(target: Any) -> int | None:
-    """The most that was held on a JAX device; the CPU keeps no count of its own."""
+    """The most memory that was held on a JAX device; None on a CPU, for which JAX does not count."""
     peak = (target.memory_stats() or {}).get("peak_bytes_in_use")
     return int(peak) if peak is not None else None
 

@@ -49,7 +49,7 @@ class StableHloRuntime:
                 import jax
         except ImportError as error:
             raise does_not_start("jax", model, error, PACKAGE.install) from None
-        # A 64-bit input stays one: without this, JAX would make 32 bits of it.
+        # 64-bit inputs keep their 64 bits: without this, JAX would cut them to 32.
         jax.config.update("jax_enable_x64", True)
         with start_steps.step(DEVICE):
             target = find_device(device)
@@ -57,7 +57,7 @@ class StableHloRuntime:
 
 
 def _read(model: ModelFile, platform: str) -> Any:
-    """What is in the file, as `jax.export` knows it."""
+    """The content of the file as an object of `jax.export`."""
     from jax import export
 
     with open(model.location, "rb") as file:
@@ -142,7 +142,7 @@ class StableHloReplica:
         return peak_on(self._target)
 
     def take_marks(self) -> tuple[Mark, ...]:
-        # Only now is it known that the step was compiled: jit does that in its first call.
+        # `jit` compiles the step in its first call and does not report it; by now that call is over.
         kept_steps.seal()
         return start_steps.take_marks()
 
@@ -188,7 +188,7 @@ def _names(tree: Any, count: int, what: str) -> list[str]:
 
 
 def _declared(names: list[str], avals: Any) -> list[Declared]:
-    """Symbolic dimensions are those that vary."""
+    """The arrays as declared; symbolic dimensions are those that vary."""
     declared = []
     for name, aval in zip(names, avals, strict=True):
         shape = tuple(length if isinstance(length, int) else None for length in aval.shape)

@@ -1,7 +1,7 @@
 """A bare StableHLO module as a function that `jax.export` can call.
 
-JAX runs only what its own export wrote. A module needs nothing more than a description of its inputs and outputs,
-though: an empty function with the same ones is exported, and its module replaced.
+JAX runs only what its own export wrote. An export is a module with a description of its inputs and outputs. So an empty
+function with the same inputs and outputs is exported, and the module in that export is replaced.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def _read(raw: bytes) -> tuple[list[Typed], list[Typed], bytes]:
     from jax.extend.mlir import ir
     from jax.extend.mlir.dialects import stablehlo
 
-    # One that JAX made knows every dialect that a module may be written in.
+    # A context that JAX made has all dialects in which a module may be written.
     context = jax.jit(lambda value: value).lower(0.0).compiler_ir("stablehlo").context
     is_portable = raw.startswith(_BYTECODE) and _PORTABLE in raw[:32]
     with context:
@@ -101,7 +101,7 @@ def _typed(tensor: Any) -> Typed:
 
 
 def _in_letters(shape: tuple[int | None, ...], index: int) -> str:
-    """A shape as JAX writes symbolic ones: open first dimensions are the rows of the batch, which all inputs share."""
+    """A shape in JAX's notation for symbolic ones. An open first dimension is the number of rows of all inputs."""
     names = ["rows" if axis == 0 else f"open_{index}_{axis}" for axis in range(len(shape))]
     return ", ".join(names[axis] if length is None else str(length) for axis, length in enumerate(shape))
 

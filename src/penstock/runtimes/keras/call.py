@@ -23,11 +23,11 @@ from penstock.runtimes.keras.loading import load_keras_model, writer_version
 __all__ = ["KerasCall", "call_keras_model", "digest_of_weights", "load_keras_model"]
 
 MASK = "_mask"
-"""Suffix for the mask of a ragged input: which of its values, padded to one length, are real."""
+"""Suffix for the name of a mask: a ragged input is padded to one length, and its mask says which values are real."""
 
 
 def call_keras_model(file: ModelFile) -> KerasCall:
-    """Load a model and make it callable. Models that a function built differ by their weights."""
+    """Load a model and make it callable. A model from a builder has a digest of its weights in its signature."""
     call = KerasCall(load_keras_model(file), scaling=file.scaling)
     if file.kind == "builder":
         call.signature = replace(call.signature, weights=digest_of_weights(call.model))
@@ -55,9 +55,9 @@ def digest_of_weights(model: Any) -> str:
 class KerasCall:
     """How a Keras model takes its inputs and names its outputs.
 
-    A model without declared inputs (a subclass) takes its arrays in the structure in which the caller gave them; where
-    that is unknown, one column as it is, and several as a dict. A ragged input is fed padded, with a mask beside it; so
-    is one that the caller gave ragged, where the framework has such tensors.
+    A model without declared inputs (a subclass) takes its arrays in the structure in which the caller gave them. If
+    that is unknown, it takes one column as it is, and several as a dict. A ragged input is fed padded, with a mask. The
+    same holds for an input that the caller gave ragged, if the framework has ragged tensors.
     """
 
     def __init__(self, model: Any, *, given: Nesting | None = None, scaling: Scaling | None = None) -> None:
@@ -68,7 +68,7 @@ class KerasCall:
         self._input_structure = self._structure("input")
         self.output_structure: Any = self._structure("output")
         self.ragged_outputs: frozenset[str] = frozenset()
-        """Outputs that the step gave as ragged tensors, once it was traced."""
+        """Outputs that are ragged tensors. They are known once the step was traced."""
         self._kinds = self._kinds_of_inputs()
         self.signature = self._describe()
         parameters = inspect.signature(model.call).parameters.values()
@@ -77,7 +77,7 @@ class KerasCall:
 
     @property
     def has_own_step(self) -> bool:
-        """Whether the model says itself what `predict` does with a batch."""
+        """Whether the model has a `predict_step` of its own."""
         return type(self.model).predict_step is not keras.Model.predict_step
 
     @staticmethod
@@ -94,7 +94,8 @@ class KerasCall:
     def pack(self, tensors: Mapping[str, Any]) -> Any:
         """Tensors by name in the structure that the model is called with."""
         if self._input_structure is not None:
-            # By the signature's names: those of a copy on another device may be its own. A mask follows what it masks.
+            # The names are those of the signature, since a copy on another device may name its inputs differently. The
+            # mask of an input follows the input.
             names = (spec.name for spec in self.signature.inputs)
             flat = []
             for kind in self._kinds:
@@ -155,7 +156,7 @@ class KerasCall:
         return tuple(spec for spec in self.signature.inputs if spec.name not in masks)
 
     def _kinds_of_inputs(self) -> list[str]:
-        """The kind of tensor that each declared input is fed as. A ragged tensor that the caller gave stays one."""
+        """The kind of tensor as which each declared input is fed. A ragged tensor of the caller's stays ragged."""
         named = self._named("input")
         kinds = [self._kind_of(tensor) for _, tensor in named]
         if self._given is None or not self._has_composites:
@@ -168,7 +169,7 @@ class KerasCall:
         return [RAGGED if want == RAGGED else kind for want, kind in zip(wanted, kinds, strict=True)]
 
     def _given_leaves(self) -> list[tuple[str, str]]:
-        """The columns of the structure that the caller gave, each with the kind of tensor that it is fed as."""
+        """The columns of the structure that the caller gave, each with the kind of tensor as which it is fed."""
         if self._given is None:
             return []
         leaves = nesting.leaves(self._given)
@@ -214,7 +215,7 @@ class KerasCall:
         )
 
     def _given_inputs(self) -> list[TensorSpec]:
-        """The inputs of a model that declares none, where some were given ragged: those need a mask beside them."""
+        """The inputs of a model that declares none, if some were given ragged: each of these needs a mask."""
         if self._given is None or not any(kind == RAGGED for _, kind in self._given_leaves()):
             return []
         inputs: list[TensorSpec] = []
@@ -252,7 +253,7 @@ class KerasCall:
 
 
 def _output_names(model: Any) -> list[str]:
-    """The names of the layers that give the outputs, as Keras itself names them; a Sequential keeps them inside."""
+    """Keras's names of the outputs; a Sequential has them in its inner functional model."""
     names = getattr(model, "output_names", None) or getattr(getattr(model, "_functional", None), "output_names", None)
     return list(names or ())
 

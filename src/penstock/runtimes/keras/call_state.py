@@ -18,8 +18,8 @@ class CallState:
     """The variables that the calls of one replica change.
 
     Calls of a model without state run at the same time. Calls of a model that only draws random numbers run one by one,
-    each with the seeds of its own batch. All other calls must come one after the other: each finds what the last one
-    left.
+    each with the seeds of its own batch. All other calls must come one after the other, because each reads what the
+    last one left.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class CallState:
             self.state = state
 
     def hold(self, seed: int | None) -> None:
-        """Remember the variables as they are. Random numbers are drawn by `seed`; without one, as the model would."""
+        """Remember the values of the variables. Random numbers come from `seed`; without it, from the model's seeds."""
         self._seed = seed
         self._held = [np.array(each.numpy() if hasattr(each, "numpy") else each) for each in self._variables]
         if seed is not None and self.state.kind == VARIABLES:
@@ -52,12 +52,12 @@ class CallState:
             ]
 
     def restore(self) -> None:
-        """Put the variables back to what they were when they were held."""
+        """Give the variables the values that `hold` remembered."""
         for variable, value in zip(self._variables, self._held, strict=False):
             variable.assign(value)
 
     def turn(self, row: int) -> None:
-        """The next call of this thread is for the batch that begins with `row`."""
+        """Note that the next call of this thread is for the batch that begins with `row`."""
         self._row.number = row
 
     @contextlib.contextmanager

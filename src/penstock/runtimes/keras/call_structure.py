@@ -31,7 +31,7 @@ def leaves(structure: Any, fallback: str) -> dict[str, TensorLeaf]:
 
 
 def rebuilt(structure: Any, values: Sequence[Any]) -> Any:
-    """The same structure with `values` in the place of its leaves, in order; what is no tensor stays."""
+    """The same structure with `values` in the place of its tensors, in order. Everything else in it stays."""
     return _replaced(structure, iter(values))
 
 

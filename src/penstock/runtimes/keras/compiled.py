@@ -12,12 +12,11 @@ from penstock.runtimes.keras.custom_objects import import_custom_objects, missin
 from penstock.runtimes.keras.guarded_loading import guarded
 
 _KEPT = ("loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly")
-"""What of the arguments of `compile` measuring needs. The optimizer is left out: it may be of a class that is not
-here."""
+"""The arguments of `compile` that an evaluation needs. The optimizer is left out: its class may not be known here."""
 
 
 def compile_as_saved(model: Any, file: ModelFile) -> None:
-    """Compile a model with the loss and metrics of its file, if it was saved with any. A builder compiles its own.
+    """Compile a model with the loss and metrics of its file, if it was saved with any. Builders compile by themselves.
 
     Raises:
         ModelError: They cannot be made: one is of a class or function that is not known.

@@ -16,10 +16,10 @@ _MISSING = re.compile(
 
 
 def import_custom_objects(modules: Sequence[str]) -> dict[str, Any]:
-    """Import modules, which registers what they register, and find their plain classes and functions by name.
+    """Import modules, so that they can register their objects, and return their classes and functions by name.
 
     Raises:
-        ModelError: One does not import.
+        ModelError: A module cannot be imported.
     """
     objects: dict[str, Any] = {}
     for name in modules:
@@ -39,7 +39,7 @@ def _is_custom(name: str, value: Any) -> bool:
     if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
         return False
     package = str(value.__module__).partition(".")[0]
-    # What a module imported for itself, such as subprocess.run, is not for models to name.
+    # A model may not name functions that the module imported for itself, such as subprocess.run.
     is_common = package in sys.stdlib_module_names and package != "__main__"
     return package not in _NOT_CUSTOM and not is_common
 

@@ -1,4 +1,4 @@
-"""Random weights of a model that a file fills anyway: not drawn."""
+"""Avoids drawing random weights for a model whose weights a file fills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.runtimes.frameworks import keras
 def not_drawn() -> Iterator[None]:
     """Inside the block, Keras on JAX draws no random weights. Those that nothing has filled are drawn at its end.
 
-    On JAX, drawing compiles programs for every shape of weights: 13 of the 15 s in which two cores load ResNet50.
+    On JAX, drawing compiles programs for every shape of weights: with ResNet50 on two cores, 13 of 15 s of loading.
     """
     variable = importlib.import_module("keras.src.backend").Variable
     draw = getattr(variable, "_initialize_with_initializer", None)
@@ -44,7 +44,7 @@ def not_drawn() -> Iterator[None]:
 
 
 def _draws(initializer: Any) -> bool:
-    """Whether it is one of Keras's own that draw random numbers: what others do is not known."""
+    """Whether this is one of Keras's own initializers that draw random numbers. Others might do anything else."""
     its = keras.initializers
     kinds = (its.RandomNormal, its.RandomUniform, its.TruncatedNormal, its.VarianceScaling, its.Orthogonal)
     return isinstance(initializer, kinds) and type(initializer).__module__.startswith("keras.src.")

@@ -1,8 +1,9 @@
-"""What Keras may do while it loads a file: the second line of defence, after the look at the file itself.
+"""What Keras may do while it loads a file: the second line of defence, after the scan of the file itself.
 
-A description names classes and functions, and Keras finds them. Of a file that is not trusted it finds only what Keras
-itself brings for modelling, what was registered, and what the user named; it imports nothing, unmarshals nothing, and
-calls no function of TensorFlow but those that compute. And no file, trusted or not, makes weights far beyond its size.
+The description in a file names classes and functions, which Keras finds. For a file that is not trusted, it finds only
+Keras's own classes for modelling, registered ones, and those that the user named. It imports nothing, unmarshals
+nothing, and of TensorFlow's functions calls only those that compute. No file, trusted or not, may make weights that are
+far larger than the file.
 """
 
 import importlib
@@ -23,7 +24,7 @@ from penstock.runtimes.frameworks import tf
 
 _MOST_NUMBERS = 256 << 20
 _MOST_NUMBERS_PER_BYTE = 64
-"""Zeros compress well: a file may make this many weights from each of its bytes, and `_MOST_NUMBERS` in any case."""
+"""A file may make this many weights for each of its bytes, since zeros compress well; `_MOST_NUMBERS` in any case."""
 
 _KERAS_2 = ("tf_keras.src", "tensorflow.python.keras")
 
@@ -35,7 +36,7 @@ def guarded(library: str, file: ModelFile) -> Iterator[None]:
     """Guard the loading of a file by Keras 3 (`keras`) or by `tf_keras`.
 
     Raises:
-        ModelError: The file asked for something that it may not do. Keras's own error is not shown.
+        ModelError: The file asked for something that is not allowed. It replaces Keras's own error.
     """
     guard = _Guard(library, file)
     with ExitStack() as changes:
@@ -131,7 +132,7 @@ class _Guard:
         return any(module == name or module.startswith(name + ".") for name in self._file.custom_objects)
 
     def _already_imported(self, name: str) -> ModuleType:
-        """A module that is there already, of those in which classes may be found; an empty one for any other."""
+        """A module that is imported already, if classes may be found in it; an empty module for any other name."""
         package = name.partition(".")[0]
         if package in COMPANIONS and _is_beside(package, self._library):
             importlib.import_module(package)
@@ -151,7 +152,7 @@ class _Guard:
         raise self._refuse("it contains marshalled Python code")
 
     def _limited(self, add_weight: Callable[..., Any]) -> Callable[..., Any]:
-        """Count the numbers in the weights before they are made."""
+        """`add_weight` with a limit: it counts the numbers in all weights, and refuses before it makes too many."""
         names = add_weight.__code__.co_varnames
 
         def limited(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +170,7 @@ class _Guard:
 
 
 def _lengths(shape: Any) -> list[int]:
-    """The known lengths in a shape, which each Keras may give as a number, a tuple or an object of TensorFlow's."""
+    """The known lengths in a shape. A shape may be a number, a tuple or an object of TensorFlow's."""
     try:
         return [int(length) for length in shape if length is not None]
     except (TypeError, ValueError):
@@ -182,7 +183,7 @@ def _is_type_spec(retrieved: Any) -> bool:
 
 
 def _is_beside(package: str, library: str) -> bool:
-    """Whether a package is installed where Keras is, and does not merely lie in the folder that the user is in."""
+    """Whether a package is installed beside Keras. A folder of its name in the user's working folder does not count."""
     other, own = importlib.util.find_spec(package), importlib.util.find_spec(library)
     if other is None or own is None or other.origin is None or own.origin is None:
         return False

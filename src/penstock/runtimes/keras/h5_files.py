@@ -13,7 +13,7 @@ Groups = dict[str, list[tuple[str, Array]]]
 
 
 def version_of_h5(path: str) -> str:
-    """The version of Keras that wrote a whole model; `1` or `2` where only its layers tell."""
+    """The version of Keras that wrote a whole model; `1` or `2` where only its layers show it."""
     with h5py.File(path, "r") as file:
         version = _text(file.attrs.get("keras_version", ""))
         config = _text(file.attrs.get("model_config", ""))
@@ -54,8 +54,8 @@ def groups_of_h5(path: str) -> tuple[Groups | None, str]:
 def build_optimizer(model: Any, path: str) -> None:
     """Give a compiled model of an HDF5 file an optimizer that can train it, with the state that the file holds.
 
-    Keras 3 builds the optimizer of such a file for none of the model's variables, so that every step would raise. A
-    state of Keras 2 is in another order: the optimizer begins anew.
+    Keras 3 builds the optimizer of such a file without the model's variables, so every step would raise. Keras 2 wrote
+    the state in another order: the optimizer then begins anew.
     """
     if not isinstance(model.optimizer, keras.optimizers.Optimizer):
         return
@@ -72,12 +72,12 @@ def build_optimizer(model: Any, path: str) -> None:
 
 
 def _weights(file: Any) -> Any:
-    """The group that holds the layers: a file of weights only has them at its root."""
+    """The group that holds the layers. In a file of weights only, this is the root of the file."""
     return file["model_weights"] if "layer_names" not in file.attrs and "model_weights" in file else file
 
 
 def _names(group: Any, attribute: str) -> list[str] | None:
-    """A list of names, which Keras cuts into numbered pieces where it is long."""
+    """A list of names from an attribute. Keras divides a long list into several numbered attributes."""
     if attribute in group.attrs:
         return [_text(value) for value in group.attrs[attribute]]
     pieces: list[str] = []

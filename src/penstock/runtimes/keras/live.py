@@ -36,9 +36,9 @@ class LiveModel:
         self._model = weakref.ref(model)
         self._copies: list[Any] = []
         self.few_s: dict[tuple[Shape | None, ...], float] = {}
-        """What a few rows of these shapes take, once that was measured."""
+        """The seconds that a few rows of these shapes take, where they were measured."""
         self.states: dict[tuple[Shape | None, ...], State] = {}
-        """What a call with rows of these shapes changes in the model, once that was looked at."""
+        """What a call with rows of these shapes changes in the model, where that was found out."""
         targets = _targets(self.backend)
         self.devices = [device for device, _ in targets]
         wrap: Callable[..., Any] = _WRAPPERS[self.backend]
@@ -50,11 +50,11 @@ class LiveModel:
                 self.devices = self.devices[:1]
                 break
             call = call_of(copy, given=given, scaling=scaling)
-            call.signature = self.replicas[0].signature  # a copy may name its inputs anew
+            call.signature = self.replicas[0].signature  # a copy may have other names for its inputs
             self.replicas.append(wrap(call, target, answers))
 
     def refresh(self) -> None:
-        """Bring every copy to the weights that the model has now."""
+        """Give every copy the weights that the model has now."""
         model = self._model()
         for copy in self._copies:
             copy.set_weights(model.get_weights())  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
 
 
 def is_live_keras_model(model: Any) -> bool:
-    """Whether this is a model of Keras 3 or tf_keras, or a layer that can predict; its library is loaded then."""
+    """Whether this is a model of Keras 3 or tf_keras, or a layer that can predict. No library is imported for it."""
     is_model = any(_is_model_of(sys.modules.get(name), model) for name in ("keras", _LEGACY))
     return is_model or any(kind.__module__ == _TRAINER for kind in type(model).__mro__)
 
@@ -110,13 +110,13 @@ def wrap_live(
     answers: Answers | None = None,
     first_row: FirstRow | None = None,
 ) -> LiveModel:
-    """The replicas of a live model; made at the first call and kept.
+    """The replicas of a live model. They are made at the first call and kept.
 
     Args:
         model: The model.
         given: How the caller gave its inputs, for a model that declares none.
         scaling: What is done to its inputs.
-        answers: What is kept of its outputs.
+        answers: Which of its outputs are kept, and in what form.
         first_row: One row, to build a model that has no weights yet.
 
     Raises:
@@ -130,7 +130,7 @@ def wrap_live(
             allowed=", ".join(name for name in _WRAPPERS if name != _LEGACY),
             hint="set KERAS_BACKEND before Keras is imported",
         )
-    # On the model itself, past Keras's tracking: a table of ours would keep every model alive for ever.
+    # They are kept on the model itself, past Keras's tracking: a table here would keep every model alive for ever.
     if not hasattr(model, _KEPT_ON_THE_MODEL):
         object.__setattr__(model, _KEPT_ON_THE_MODEL, {})
     kept: dict[tuple[Nesting | None, Scaling | None, Answers | None], LiveModel] = getattr(model, _KEPT_ON_THE_MODEL)
@@ -145,7 +145,7 @@ def wrap_live(
 
 
 def _that_matters(model: Any, given: Nesting | None) -> Nesting | None:
-    """How the inputs were given, unless the model itself says how it takes them."""
+    """How the inputs were given. None where the model declares its inputs and none was given ragged."""
     is_declared = bool(getattr(model, "inputs", None))
     is_ragged = given is not None and any(leaf.kind == RAGGED for _, leaf in leaves(given))
     return given if not is_declared or is_ragged else None
@@ -162,7 +162,7 @@ def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
             model(packed)
     except Exception as error:
         if keras.backend.backend() == "tensorflow":
-            return  # its step makes them while it is traced, and says better what it does not take
+            return  # tracing the step makes the weights, and its error is the better one
         raise ModelError(
             "the model has no weights yet, and cannot be built with the first row",
             received=one_line(error),
@@ -171,7 +171,7 @@ def _build(model: Any, given: Nesting | None, first_row: FirstRow) -> None:
 
 
 def _targets(backend: str) -> list[tuple[Device, Any]]:
-    """Every device of the framework, as our record and as the framework names it."""
+    """Every device of the framework, as a `Device` and as the framework's own name or object."""
     if backend in ("tensorflow", _LEGACY):
         gpus = tf.config.list_logical_devices("GPU")
         logical_devices = gpus or tf.config.list_logical_devices("CPU")

@@ -1,4 +1,4 @@
-"""From a file or a function to a model of Keras 3, whatever Keras wrote it."""
+"""Loads a model of Keras 3 from a file, which any version of Keras wrote, or from a function."""
 
 import importlib
 import json
@@ -89,12 +89,12 @@ def load_with(
             model = call_builder(file)
         else:
             saving = importlib.import_module(f"{library}.src.saving.serialization_lib")
-            # Neither library hands the safe mode on wherever it reads HDF5: the scope holds there, too.
+            # Where they read HDF5, neither library passes the safe mode on everywhere: this scope always holds.
             with guarded(library, file), saving.SafeModeScope(not file.trust):
                 model = read(file, objects)
     except PenstockError:
         raise
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # whatever a builder raises is about the model
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # any error of a builder is the model's
         raise not_loaded(file, error) from error
     if not isinstance(model, importlib.import_module(library).Model):
         raise not_a_model(file, model)
@@ -145,7 +145,7 @@ def described(file: ModelFile) -> str:
 
 
 def _refuse_what_changed(file: ModelFile, version: str) -> None:
-    """Refuse a model that Keras 3 loads without a warning, and then computes differently than Keras 2 did."""
+    """Refuse a model that Keras 3 would load without a warning and then compute differently from Keras 2."""
     if version.startswith("2") and '"hard_sigmoid"' in described(file):
         raise RefusedByRuntime(
             "Keras 3 would give other answers",
@@ -156,7 +156,7 @@ def _refuse_what_changed(file: ModelFile, version: str) -> None:
 
 @contextmanager
 def path_with_suffix(path: str, suffix: str) -> Iterator[str]:
-    """The file under a name that ends as Keras wants it to: Keras 2 wrote HDF5 under any name."""
+    """The file under a name with the suffix that Keras requires. Keras 2 wrote HDF5 under any name."""
     if path.endswith(suffix) or (suffix == ".h5" and path.endswith(".hdf5")):
         yield path
         return

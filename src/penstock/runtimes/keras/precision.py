@@ -1,10 +1,10 @@
-"""What a Keras model computes in: as it was made, or in fewer bits where that was asked for.
+"""The precision in which a Keras model computes: its own, or fewer bits if the user asked for them.
 
-`bfloat16` and `float16` are Keras's mixed precision: the weights stay in 32 bits, layers compute in 16, and what comes
-out is float32 again. `int8` quantizes the layers that Keras can quantize, from their weights alone. With `model`,
-nothing is changed: on a CPU float32 is float32, also where the environment tells a library to use fewer bits. On a GPU,
-float32 is what the framework makes of it: TensorFlow, JAX and torch (in convolutions) multiply in TF32, as they do
-when the model is run there without penstock.
+`bfloat16` and `float16` are Keras's mixed precision: the weights stay in 32 bits, layers compute in 16, and the outputs
+are float32 again. `int8` quantizes the layers that Keras can quantize, from their weights alone. With `model`, nothing
+is changed. On a CPU, float32 is then float32, even if an environment variable asks a library for fewer bits. On a GPU,
+the framework decides: TensorFlow, JAX and torch (in convolutions) multiply float32 in TF32, as they do without
+Penstock.
 """
 
 import warnings
@@ -21,7 +21,7 @@ STRICT_FLOAT32 = {
     "TF_SET_ONEDNN_FPMATH_MODE": "",
     "TF_ENABLE_AUTO_MIXED_PRECISION": "0",
 }
-"""Variables for every process that computes on a CPU: nothing in the user's environment lowers the precision."""
+"""Environment variables for every process that computes on a CPU. The user's own could lower the precision."""
 
 AS_MADE = "model"
 _KERAS_KINDS = ("keras", "h5", "builder")
@@ -30,10 +30,10 @@ _FLOATS = ("float64", "float32", *_SIXTEEN_BITS)
 
 
 def check_kind(file: ModelFile, runtime: str) -> None:
-    """Refuse another precision for a model whose graph fixes its own.
+    """Refuse another precision for a model whose precision this runtime cannot change.
 
     Raises:
-        ModelError: This runtime cannot change it.
+        ModelError: The user asked for another precision.
     """
     if file.precision == AS_MADE or (file.kind in _KERAS_KINDS and runtime != "tf_keras"):
         return
@@ -51,7 +51,7 @@ def lower(model: Any, precision: str) -> str:
     """Let a loaded model of Keras 3 compute in fewer bits. Returns a note for the user.
 
     Raises:
-        ModelError: It has no layer that can.
+        ModelError: The model has no layer that can.
     """
     if precision in _SIXTEEN_BITS:
         return _mix(model, precision)
@@ -65,7 +65,7 @@ def as_float32(tensor: Any) -> Any:
 
 
 def _mix(model: Any, precision: str) -> str:
-    """Layers that compute with floats take the policy. Those for strings and whole numbers stay as they are."""
+    """Set the policy of layers that compute with floats. Layers for strings and whole numbers stay as they are."""
     layers = [layer for layer in model._flatten_layers() if _computes_floats(layer)]
     for layer in layers:
         layer.dtype_policy = f"mixed_{precision}"
@@ -92,7 +92,7 @@ def _quantize(model: Any, precision: str) -> str:
             received=f"{type(model).__name__}, which builds itself when it is called",
             hint="call it once, or build it, in the function that returns it",
         )
-    with warnings.catch_warnings(action="ignore"):  # one for each layer that has no such thing
+    with warnings.catch_warnings(action="ignore"):  # Keras warns about each layer that it cannot quantize
         model.quantize(precision)
     able = [layer for layer in model._flatten_layers() if _is_quantized(layer, precision)]
     if not able:
@@ -118,6 +118,6 @@ def _has_own_weights(layer: Any) -> bool:
 
 
 def _described(model: Any) -> str:
-    """What layers it has: `Conv2D ×53, BatchNormalization ×52`."""
+    """The layers of a model in words: `Conv2D ×53, BatchNormalization ×52`."""
     counts = Counter(type(layer).__name__ for layer in model._flatten_layers(include_self=False))
     return ", ".join(f"{name} ×{count}" for name, count in counts.most_common(8)) or type(model).__name__

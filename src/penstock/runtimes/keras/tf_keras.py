@@ -1,4 +1,4 @@
-"""tf_keras: the Keras 2 that is still maintained, for what Keras 3 refuses."""
+"""tf_keras: the Keras 2 that is still maintained, for models that Keras 3 refuses."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ from penstock.runtimes.tensorflow.runtime import GPU_PROBE, TensorFlowRuntime, p
 
 
 class TfKerasRuntime:
-    """As the TensorFlow runtime, but `tf.keras` is tf_keras in its processes."""
+    """The TensorFlow runtime in processes where `tf.keras` is tf_keras."""
 
     name = "tf_keras"
 
@@ -42,7 +42,7 @@ class TfKerasRuntime:
         if model.kind == "estimator":
             from penstock.runtimes.tensorflow import session as graph_session
 
-            # A session of TensorFlow 1 has settings of its own, also for the memory.
+            # A session of TensorFlow 1 has its own settings, also for the share of memory.
             prepare_tensorflow(replace(device, memory_limit=0), threads)
             return graph_session.load(model, device, threads)
         prepare_tensorflow(device, threads)
@@ -131,7 +131,7 @@ def _read(file: ModelFile, objects: dict[str, Any]) -> Any:
 
 
 def _as_it_was_meant(config: Any) -> Any:
-    """A description with the defaults of the time when it was written, and for any device."""
+    """A description with the defaults of the time when it was written, and with layers that run on any device."""
     if isinstance(config, list):
         return [_as_it_was_meant(value) for value in config]
     if not isinstance(config, dict):
@@ -140,7 +140,7 @@ def _as_it_was_meant(config: Any) -> Any:
     if kind == "GRU" and isinstance(settings, dict):
         config = config | {"config": {"reset_after": False} | settings}
     elif kind in ("CuDNNGRU", "CuDNNLSTM") and isinstance(settings, dict):
-        # They run on a GPU only; what replaced them reads their weights and runs anywhere.
+        # These layers run on a GPU only. The layers that replaced them read the same weights and run anywhere.
         gates = {"recurrent_activation": "sigmoid"} | ({"reset_after": True} if kind == "CuDNNGRU" else {})
         config = config | {"class_name": str(kind).removeprefix("CuDNN"), "config": gates | settings}
     return {key: _as_it_was_meant(value) for key, value in config.items()}

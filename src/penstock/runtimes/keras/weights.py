@@ -1,6 +1,6 @@
-"""Files of weights only, into a model that a function built: of Keras 1, 2 and 3, and TensorFlow's checkpoints.
+"""Loads weights into a model that a function built: from files of Keras 1, 2 and 3, and from TensorFlow's checkpoints.
 
-Works on models of Keras 3 and of tf_keras alike.
+It works for models of Keras 3 and of tf_keras.
 """
 
 import os
@@ -24,7 +24,7 @@ def load_weights(model: Any, path: str) -> None:
     """Give a model the weights in a file.
 
     Raises:
-        ModelError: They do not fit: which names, which shapes.
+        ModelError: They do not fit; it says which names and shapes differ.
         RefusedByRuntime: It is a checkpoint of TensorFlow, which only tf_keras reads into its models.
     """
     is_legacy_model = any(base.__module__.startswith("tf_keras.") for base in type(model).__mro__)
@@ -62,7 +62,7 @@ def _load_checkpoint(model: Any, path: str, is_legacy_model: bool) -> None:
 
 
 def _load_of_keras_2(model: Any, groups: Groups, version: str, path: str) -> None:
-    """Load weights as Keras does, by the order of the layers; by their names where the order does not fit."""
+    """Load weights as Keras does, by the order of the layers. If the order does not fit, load them by name."""
     try:
         _load_under_a_name(model, path, "model.h5")
     except ValueError as error:
@@ -73,7 +73,7 @@ def _load_of_keras_2(model: Any, groups: Groups, version: str, path: str) -> Non
 
 
 def _load_under_a_name(model: Any, path: str, name: str) -> None:
-    """Load a file under this name: Keras tells kinds of weight files apart by name, not by contents."""
+    """Load a file under another name: Keras recognises the kind of a weights file by its name, not by its content."""
     if path.endswith(".keras"):
         model.load_weights(path)
         return
@@ -84,7 +84,7 @@ def _load_under_a_name(model: Any, path: str, name: str) -> None:
 
 
 def _load_groups(model: Any, groups: Groups, version: str, path: str) -> None:
-    """Assign weights by the order of the layers; where that does not fit, by their names, if the file has them all."""
+    """Assign weights by the order of the layers. If the order does not fit, assign them by name, if all are there."""
     groups = {name: arrays for name, arrays in groups.items() if arrays}
     layers = [layer for layer in model.layers if layer.weights]
     arrays = [_arrays_of_today(layer, group, version) for layer, group in zip(layers, groups.values(), strict=False)]
@@ -106,7 +106,7 @@ def _load_groups(model: Any, groups: Groups, version: str, path: str) -> None:
 
 
 def _in_old_order(layer: Any) -> list[Any]:
-    """The weights of a layer as Keras 1 and 2 wrote them; a model inside a model has its own layers in its group."""
+    """The weights of a layer in the order of Keras 1 and 2. A model inside a model is one layer with one group."""
     return [*layer.trainable_weights, *layer.non_trainable_weights]
 
 
@@ -151,21 +151,21 @@ def _shapes(arrays: list[Any]) -> str:
 
 
 def _misfit(path: str, reason: str) -> ModelError:
-    # Behind the names and shapes, Keras prints the values themselves.
+    # After the names and shapes, Keras prints the values: they are cut off.
     first = reason.partition(" Target variable: ")[0].partition(" List of objects ")[0]
     return ModelError("the weights do not fit the model", received=f"{path}: {first[:600]}")
 
 
 _TURNED = {"Conv1D": 1, "Conv2D": 2, "Conv3D": 3, "Conv2DTranspose": 2, "ConvLSTM2D": 2}
-"""Layers with kernels over places, and over how many axes. Theano convolves; the others correlate."""
+"""Layers with spatial kernels, and their number of spatial axes. Theano convolves; the other backends correlate."""
 _POOLING = ("MaxPooling2D", "AveragePooling2D", "MaxPooling3D", "AveragePooling3D")
 
 
 def turn_kernels(model: Any) -> None:
-    """Turn the kernels of a model of Keras 2 that ran on Theano, now that its weights are loaded.
+    """Flip the kernels of a model of Keras 2 that ran on Theano, after its weights were loaded.
 
     Raises:
-        ModelError: It pads as only Theano does.
+        ModelError: A layer pads as only Theano does.
     """
     for layer in _layers(model):
         kind = type(layer).__name__
@@ -194,7 +194,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _refuse_padding(layer: Any, sizes: tuple[int, ...], may_be_odd: bool) -> None:
-    """Refuse `same` padding, except with odd kernels and strides of one: only that is equal everywhere."""
+    """Refuse `same` padding, except with odd kernels and strides of one: only then do all backends pad alike."""
     is_plain = may_be_odd and all(size % 2 for size in sizes) and set(layer.strides) == {1}
     if layer.padding == "same" and not is_plain:
         raise ModelError(

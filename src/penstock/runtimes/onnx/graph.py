@@ -20,11 +20,11 @@ _WIDE = ("INT64", "UINT64", "UINT32")
 _PLACES = {"ArgMax": 0, "ArgMin": 0, "NonMaxSuppression": 0, "NonZero": 0, "TopK": 1}
 """Operations that give places of values, which are small numbers, and which output these are."""
 _IDS = {"Gather": 1, "GatherND": 1, "OneHot": 0}
-"""Operations that look ids up, and which input these are."""
+"""Operations that look ids up, each with the number of the input that holds the ids."""
 
 
 def from_floor_mod(context: Any, node: Any, name: str, arguments: Any) -> Any:
-    """Round the quotient of whole numbers down, as TensorFlow does; tf2onnx rounds it towards zero."""
+    """Convert a remainder of whole numbers. TensorFlow rounds the quotient down; tf2onnx rounds it towards zero."""
     if context.get_dtype(node.input[0]) not in _whole_numbers():
         from tf2onnx.onnx_opset.math import FloorMod
 
@@ -34,9 +34,11 @@ def from_floor_mod(context: Any, node: Any, name: str, arguments: Any) -> Any:
 
 
 def from_floor_div(context: Any, node: Any, name: str, arguments: Any) -> Any:
-    """The same for the quotient itself: one less where what is left over has another sign when rounded down.
+    """Convert a quotient of whole numbers, rounded down.
 
-    Nothing on the way is larger than what is divided, so that the smallest number of a type is divided as others are.
+    It is the quotient rounded towards zero, less one where the remainders of the two ways of rounding differ.
+
+    No value in between is larger than the dividend, so the smallest number of a type is divided without overflow.
     """
     dtype = context.get_dtype(node.input[0])
     if dtype not in _whole_numbers():
@@ -71,7 +73,7 @@ def from_erfc(context: Any, node: Any, name: str, arguments: Any) -> Any:
 
 
 def embed(graph: Any, values: Mapping[str, Any]) -> None:
-    """Make constants of inputs that have one value: tensors that the step captured when it was traced."""
+    """Turn inputs that have one value into constants: they are tensors that the step captured when it was traced."""
     from onnx.numpy_helper import from_array
 
     for node in [node for node in graph.input if node.name in values]:
@@ -80,9 +82,9 @@ def embed(graph: Any, values: Mapping[str, Any]) -> None:
 
 
 def embed_weights(graph: Any, weights: Mapping[str, Any]) -> None:
-    """Make constants of the weights that a graph was converted without, transposed where it only transposes them.
+    """Put the weights, which were left out of the conversion, into the graph as constants.
 
-    A weight that nothing reads is left out.
+    A weight that the graph only transposes is put in transposed; a weight that nothing reads is left out.
     """
     from onnx.numpy_helper import from_array
 
@@ -103,9 +105,9 @@ def embed_weights(graph: Any, weights: Mapping[str, Any]) -> None:
 
 
 def release_constants(graph: Any) -> None:
-    """Let the bodies of loops read what they carry round unchanged, weights mostly, from the graph around them.
+    """Take values that a loop passes on unchanged, mostly weights, out of the loop: its body reads them from outside.
 
-    OpenVINO does not read a loop whose body gives back one of its inputs as it is.
+    OpenVINO does not read a loop whose body returns one of its inputs unchanged.
     """
     for index in reversed(range(len(graph.node))):
         node = graph.node[index]
@@ -117,11 +119,11 @@ def release_constants(graph: Any) -> None:
 
 
 def _release_from_loop(loop: Any, body: Any) -> Iterator[Any]:
-    """Take the constants out of a loop; gives nodes that make what were its outputs of what these were equal to."""
+    """Take the constants out of a loop. Yields nodes that give a constant the name that the loop's output of it had."""
     from onnx.helper import make_node
 
     given = Counter(output.name for output in body.output)
-    for index in reversed(range(len(loop.input) - 2)):  # before the states: how often, and whether to begin
+    for index in reversed(range(len(loop.input) - 2)):  # the first two inputs: how often, and whether to begin
         inner, outer = body.input[index + 2].name, loop.input[index + 2]
         if body.output[index + 1].name != inner or given[inner] > 1 or _is_used_deeper(body, inner):
             continue
@@ -185,8 +187,9 @@ def reject_negative_ids(proto: Any, kinds: Mapping[str, str]) -> None:
 def refused_by_openvino(proto: Any, kinds: Mapping[str, str], *, are_checked: bool = False) -> str | None:
     """Why OpenVINO would answer some rows otherwise, or end the process; None where it does neither.
 
-    It cuts whole numbers to 31 bits, and computes with fewer. Shapes are 64 bits wide in every ONNX graph, and do not
-    count: no batch has 2^31 rows. Nor do ids: no table has. Nor do places of values, and truth values as numbers.
+    It cuts whole numbers to 32 bits, sign included, and computes with fewer. Shapes are 64 bits wide in every ONNX
+    graph, but no batch has 2^31 rows, and no table has 2^31 ids: neither is a reason. Places of values, and truth
+    values as numbers, are none either.
 
     Args:
         proto: The model.
@@ -219,7 +222,7 @@ def _may_be_large(node: Any, kinds: Mapping[str, str]) -> list[str]:
 
 
 def _is_beyond(constant: Any) -> bool:
-    """Whether a constant of whole numbers has one that 31 bits do not hold."""
+    """Whether a constant holds a whole number that does not fit into 32 bits, sign included."""
     from onnx import TensorProto
     from onnx.numpy_helper import to_array
 
@@ -237,7 +240,7 @@ Follow = Callable[[Any], Iterable[str]]
 def _reached(graph: Any, rows: set[str], follow: Follow = lambda node: node.output) -> list[Any]:
     """The nodes, at any depth, that compute with values from the rows, not only with their number.
 
-    `rows` holds the names of such values; those of what the nodes give are added.
+    `rows` holds the names of such values; the names of these nodes' outputs are added to it.
     """
     found = []
     for node in graph.node:
@@ -251,7 +254,7 @@ def _reached(graph: Any, rows: set[str], follow: Follow = lambda node: node.outp
 
 
 def _reached_inside(node: Any, body: Any, rows: set[str], follow: Follow) -> list[Any]:
-    """The same in the body of a loop or of a condition; what a loop carries round is followed until nothing is new."""
+    """The same in the body of a loop or condition. Values that a loop passes on are followed until none is new."""
     while True:
         known = len(rows)
         rows.update(inner.name for outer, inner in zip(node.input, body.input, strict=False) if outer in rows)
@@ -264,7 +267,7 @@ def _reached_inside(node: Any, body: Any, rows: set[str], follow: Follow) -> lis
 
 
 def skeleton(proto: Any) -> Any:
-    """The same graph, fed its large weights: it is valid where the whole is, and is told so in milliseconds."""
+    """The same graph with its large weights as inputs: it is valid if the whole is, and is checked in milliseconds."""
     from onnx.helper import make_graph, make_model, make_tensor_value_info
 
     graph = proto.graph
@@ -292,7 +295,7 @@ def element_types(proto: Any) -> dict[str, str]:
 
 
 def _types_in(graph: Any, around: Mapping[str, str], proto: Any) -> dict[str, str]:
-    """Types in one graph, where those around it are known. ONNX itself looks into no body."""
+    """Types in one graph, given the types `around` it. ONNX itself infers no types inside loops and conditions."""
     from onnx import TensorProto, shape_inference
     from onnx.helper import make_graph, make_model, make_tensor_value_info
 

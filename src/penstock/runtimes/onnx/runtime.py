@@ -37,7 +37,7 @@ _DTYPES = {
     "tensor(bool)": "bool",
 } | {f"tensor({name})": name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
 _MAPS = "seq(map("
-"""Start of the type of outputs that are one dict for each row."""
+"""How the type of an output begins that is one dict for each row."""
 _BFLOAT16_IN_ONNX = 16
 """The number of bfloat16 among ONNX's element types."""
 
@@ -55,7 +55,7 @@ class OnnxRuntime:
 
     def environment(self, device: Device, threads: int) -> dict[str, str]:
         return pinned(device, threads) | {
-            # Since 1.29, onnxruntime reports models and their use to its makers, and writes to the home folder for it.
+            # Since 1.29, onnxruntime reports models and their use to its makers, and writes into the home folder.
             "ORT_DISABLE_TELEMETRY": "1",
         }
 
@@ -127,7 +127,7 @@ class OnnxReplica:
         return dict(zip(self._outputs, map(self._as_columns, self._outputs, outputs), strict=True))
 
     def _run_values(self, feeds: Columns) -> list[Array]:
-        """Numpy has no bfloat16: such arrays go in and come out by their bits."""
+        """The values of the outputs. Numpy has no bfloat16: such arrays are passed as their bits."""
         from onnxruntime import OrtValue
 
         values = {
@@ -144,7 +144,7 @@ class OnnxReplica:
         return _from_text(np.asarray(output))
 
     def _from_maps(self, name: str, maps: list[dict[Any, Any]]) -> Array:
-        """One dict for each row, as scikit-learn's converters give them: a vector, in the order of the first's keys."""
+        """Vectors from dicts, one for each row, as scikit-learn's converters give. The first dict sets the order."""
         keys = self._keys.setdefault(name, list(maps[0]))
         return np.array([[row[key] for key in keys] for row in maps], dtype=self._maps[name])
 
@@ -155,11 +155,11 @@ class OnnxReplica:
         return self._with_keys(inputs, described) if self._maps else described
 
     def _with_keys(self, inputs: Inputs, described: Signature) -> Signature:
-        """The classes of outputs that are dicts, learned from one row of zeros; the file does not declare them."""
+        """The signature with the keys of outputs that are dicts; the file lacks them, and a row of zeros shows them."""
         rows = rows_at_once(inputs.rows) or 1
         try:
             answers = self._run({each.name: _zeros(each, rows) for each in inputs.rows})
-        except Exception:  # a row of zeros may be wrong: then the first batch tells
+        except Exception:  # the model may reject a row of zeros: then the first batch shows the keys
             return described
         notes = [
             f"{name} holds one value for each class, in this order: {', '.join(map(str, keys[:20]))}"
@@ -175,8 +175,11 @@ class OnnxReplica:
 
 
 def _declared_inputs(nodes: list[Any]) -> list[Declared]:
-    """onnxruntime says the same of a single value and of a tensor whose rank is open. Where nothing else could be
-    rows, it is the latter."""
+    """The inputs as declared.
+
+    onnxruntime describes a single value and a tensor of open rank alike. Where no other input could be rows, such an
+    input counts as a tensor of open rank.
+    """
     declared = [Declared(node.name, _dtype(node, "input"), _shape(node)) for node in nodes]
     if any(each.shape for each in declared):
         return declared
@@ -214,7 +217,7 @@ def _dtype(node: Any, what: str) -> str:
 
 
 def _shape(node: Any) -> Shape:
-    """Text instead of a length names an open dimension."""
+    """A shape; where a file has a name in place of a length, the dimension is open."""
     return tuple(length if isinstance(length, int) and length >= 0 else None for length in node.shape)
 
 
@@ -226,7 +229,7 @@ def _zeros(declared: Declared, rows: int) -> Array:
 
 
 def _as_fed(array: Array) -> Array:
-    """Strings as onnxruntime wants them, text and not bytes. What is not UTF-8 fails its row."""
+    """Strings as onnxruntime takes them: text, not bytes. A row that is not UTF-8 fails."""
     if array.dtype != object:
         return array
     decoded = np.empty(array.size, dtype=object)

@@ -21,7 +21,7 @@ _IN_TENSORRT = {"float16": "trt_fp16_enable", "bfloat16": "trt_bf16_enable"}
 
 
 def open_session(path: str, model: ModelFile, device: Device, threads: int, *, has_tensorrt: bool = False) -> Any:
-    """A session that computes in the precision of the file, unless TensorRT is set to another.
+    """A session that computes in the precision of the file, unless TensorRT is used with a lower one.
 
     Args:
         path: The ONNX file.
@@ -44,8 +44,8 @@ def open_session(path: str, model: ModelFile, device: Device, threads: int, *, h
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.use_deterministic_compute = True
-    # A pool that spins while it waits burns time that loaders could use. Seen on two busy cores only: a small CNN took
-    # about a tenth less processor time without it, an MLP the same; rows/s did not differ beyond the noise.
+    # A pool that spins while it waits takes processor time that loaders could use. Measured on two busy cores only:
+    # without it, a small CNN took about a tenth less processor time, an MLP the same; rows/s differed within the noise.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers = _providers(onnxruntime, model, device, has_tensorrt)
     try:
@@ -95,7 +95,7 @@ def _providers(onnxruntime: Any, model: ModelFile, device: Device, has_tensorrt:
 
 
 def _preload(onnxruntime: Any, has_tensorrt: bool) -> None:
-    """Have the libraries at hand that pip brought, which lie where the system does not look."""
+    """Load the libraries that pip installed: the system does not search the folders in which they lie."""
     if hasattr(onnxruntime, "preload_dlls"):
         onnxruntime.preload_dlls()  # CUDA and cuDNN
     if has_tensorrt:
@@ -104,9 +104,9 @@ def _preload(onnxruntime: Any, has_tensorrt: bool) -> None:
 
 
 def load_provider(name: str) -> bool:
-    """Load what onnxruntime computes with on a GPU; False where this build has none such.
+    """Load a provider, with which onnxruntime computes on a GPU; False where this build does not have it.
 
-    Every build for GPUs names all of them: what one of them needs is looked for when it is loaded.
+    Every build for GPUs lists all providers. Only loading one shows whether the libraries that it needs are there.
 
     Raises:
         OSError: A library that it needs is not there.
@@ -116,7 +116,7 @@ def load_provider(name: str) -> bool:
     if name not in onnxruntime.get_available_providers():
         return False
     _preload(onnxruntime, has_tensorrt=name == TENSORRT)
-    # These need what `import onnxruntime` has set up in the library that they share.
+    # Both libraries need what `import onnxruntime` has set up in another library, which they share.
     beginning = os.path.join(os.path.dirname(onnxruntime.__file__), "capi", "libonnxruntime_providers_")
     for each in ("shared", name.removesuffix("ExecutionProvider").lower()):
         ctypes.CDLL(f"{beginning}{each}.so", mode=ctypes.RTLD_GLOBAL)

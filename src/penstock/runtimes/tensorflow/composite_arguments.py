@@ -26,7 +26,7 @@ def composites(
         function: The signature's concrete function.
         specs: All of its arguments, taken apart, in order.
         declared: What the file says of the inputs: TensorFlow 1 writes there which ones are sparse.
-        loaded: The loaded object: a function of it may have the same arguments, not yet taken apart.
+        loaded: The loaded object: one of its functions may take the same arguments as wholes.
     """
     known = _declared(specs, declared)
     if known:
@@ -57,9 +57,9 @@ def _ragged_spec(values: Any, splits: Any) -> Any:
 
 
 def _by_a_function(specs: Mapping[str, Any], loaded: Any) -> dict[str, Composite] | None:
-    """The composites of a function of the model whose arguments, taken apart, are those of the signature.
+    """The composite arguments of the model's function whose arguments, taken apart, are those of the signature.
 
-    None where there is no such function.
+    None where the model has no such function.
     """
     wanted = [(spec.dtype, spec.shape.rank) for spec in specs.values()]
     for structure in _structures(loaded):
@@ -109,7 +109,7 @@ def _may_be_splits(spec: Any) -> bool:
 
 
 def _is_used_as_splits(function: Any, order: Sequence[str], name: str) -> bool:
-    """Whether an argument goes where TensorFlow's own code for ragged tensors takes the ends of rows."""
+    """Whether TensorFlow's own code for ragged tensors reads this argument as the ends of rows."""
     placeholder = function.inputs[order.index(name)].op.name
     for node, body in walk(function.graph.as_graph_def(), {placeholder: name}):
         names = node.op + node.name

@@ -1,6 +1,6 @@
-"""The step of a TensorFlow model in float64: the graph that it computes, with every float32 in it made wider.
+"""The step of a TensorFlow model in float64: its graph, in which every float32 is replaced by float64.
 
-Slow, and only for a few rows: it shows how far the answers in float32 are from the truth.
+This is slow, and used for a few rows only: it shows how far the answers in float32 are from the true ones.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +14,9 @@ from penstock.runtimes.frameworks import tf
 from penstock.runtimes.tensorflow.outputs import to_host
 
 _MOST_BYTES = 800_000_000
-"""Of the weights: in float64 they are twice as large, and a graph holds 2 GB."""
+"""The most bytes of weights: in float64 they are twice as large, and a graph holds 2 GB."""
 _BATCH_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-"""Operations that have no float64: written out as what they compute."""
+"""Operations without a float64 version: simpler operations, which have one, take their place."""
 
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -26,7 +26,7 @@ def run_in_float64(step: NamedStep, batch: Columns) -> Columns:
 
     Raises:
         ModelError: An operation has no float64, or the model is too large.
-        Exception: Whatever TensorFlow makes of a graph in which something does not fit.
+        Exception: Any error of TensorFlow's about a graph whose types do not fit together.
     """
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
@@ -60,7 +60,7 @@ def widened(graph: Any) -> Any:
     """A graph without variables and functions, with float64 wherever it has float32.
 
     Raises:
-        ModelError: It computes in 16 bits, or calls functions: then float64 would say nothing.
+        ModelError: It computes in 16 bits, or calls functions: answers in float64 would then prove nothing.
     """
     wide = tf.compat.v1.GraphDef(versions=graph.versions)
     for node in graph.node:
@@ -93,7 +93,7 @@ def _widen(node: Any, name: str, attribute: Any) -> None:
 
 
 def _batch_norm(node: Any) -> Iterator[Any]:
-    """A normalization with fixed statistics, in operations that have float64."""
+    """A normalization with fixed statistics, made of operations that have a float64 version."""
     if node.attr["is_training"].b or node.attr["data_format"].s not in (b"", b"NHWC"):
         raise ModelError("a normalization is not one of inference", received=f"{node.op} {node.name}")
     values, scale, offset, mean, variance = node.input[:5]

@@ -17,14 +17,15 @@ _STRING_TYPE = 7
 _SHOWN = 12
 
 Names = dict[str, str]
-"""What a tensor is called in tables and on the command line, to what it is called in the graph."""
+"""The name of a tensor in tables and on the command line, to its name in the graph."""
 
 
 def load(file: ModelFile) -> tuple[Signature, Step]:
     """What a frozen graph takes and gives, and the step that runs it.
 
-    Inputs are the placeholders that the outputs need, or the tensors that the user named. Outputs are what nothing in
-    the graph consumes, or `file.answers.outputs`. A placeholder with a default keeps it unless it is named.
+    Inputs are the tensors that the user named, and the placeholders that the outputs need beside them. Outputs are the
+    tensors that no operation of the graph consumes, or `file.answers.outputs`. A placeholder with a default keeps the
+    default, unless the user names it or gives a constant for it.
 
     Raises:
         ModelError: The file is damaged, or holds operations that this TensorFlow does not have.
@@ -93,7 +94,7 @@ def _import(file: ModelFile, graph_def: Any) -> Any:
 
 
 def _prune(file: ModelFile, whole: Any, feeds: Names, fetches: Names) -> Any:
-    """The part of the graph between inputs and outputs. Whether every operation still exists is found out here."""
+    """The part of the graph between inputs and outputs. This fails where an operation of it does not exist any more."""
     try:
         function = whole.prune(_tensors(whole.graph, feeds), _tensors(whole.graph, fetches))
     except Exception as error:
@@ -103,9 +104,10 @@ def _prune(file: ModelFile, whole: Any, feeds: Names, fetches: Names) -> Any:
 
 
 def _refuse_giants(file: ModelFile, graph: Any) -> None:
-    """Refuse constants that no memory holds.
+    """Refuse tensors that are larger than this machine's memory.
 
-    TensorFlow computes them when it optimises the graph, many times over, and waits ten seconds for memory each time.
+    While TensorFlow optimises the graph, it computes constant tensors many times, and each time waits ten seconds for
+    memory.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for tensor in (each for operation in graph.get_operations() for each in operation.outputs):
@@ -127,7 +129,7 @@ def _full(tensor: str) -> str:
 
 
 def _plain(tensor: str) -> str:
-    """A tensor's name as tables have it: the first one of a node has the node's name."""
+    """A tensor's name in tables: the first tensor of a node has the name of the node."""
     return tensor.removesuffix(":0")
 
 
@@ -154,7 +156,7 @@ def _outputs(file: ModelFile, nodes: Mapping[str, Any], graph: Any) -> Names:
 
 
 def _may_be_rows(tensor: Any) -> bool:
-    """Not a single value, as the end of an assertion or a loss is, and nothing that only TensorFlow can hold."""
+    """Whether a tensor may be rows: no single value (such as a loss), and no type that only TensorFlow can hold."""
     return tensor.shape.rank != 0 and tensor.dtype.name not in ("resource", "variant")
 
 
@@ -167,7 +169,7 @@ def _is_tensor(graph: Any, name: str) -> bool:
 
 
 def _named_inputs(file: ModelFile, graph_def: Any, nodes: Mapping[str, Any]) -> Names:
-    """What the user named. The features of records have names of their own, which are no tensors."""
+    """The inputs that the user named. Names of features inside records are left out: they are no tensors."""
     unknown = [name for name in file.inputs if _node(name) not in nodes]
     placeholders = [name for name, node in nodes.items() if node.op.startswith("Placeholder")]
     if unknown:
@@ -185,7 +187,7 @@ def _named_inputs(file: ModelFile, graph_def: Any, nodes: Mapping[str, Any]) -> 
 
 
 def _needed_placeholders(nodes: Mapping[str, Any], fetches: Names, named: Names, constants: Mapping[str, str]) -> Names:
-    """The placeholders that the outputs hang on; those with a default only if a constant was given for them."""
+    """The placeholders that the outputs depend on. One with a default counts only if a constant was given for it."""
     cut = set(named.values())
     waiting = [tensor for tensor in fetches.values() if tensor not in cut]
     seen: set[str] = set()
@@ -202,7 +204,7 @@ def _needed_placeholders(nodes: Mapping[str, Any], fetches: Names, named: Names,
 
 
 def _parameters(graph_def: Any) -> int | None:
-    """The numbers in its constants: what the variables became."""
+    """How many numbers the constants of the graph hold: they were its variables. None where it has no constants."""
     constants = [node.attr["value"].tensor for node in graph_def.node if node.op == "Const"]
     shapes = [[dim.size for dim in tensor.tensor_shape.dim] for tensor in constants if tensor.dtype != _STRING_TYPE]
     return sum(math.prod(shape) for shape in shapes if shape) or None

@@ -1,4 +1,4 @@
-"""What a TensorFlow graph is called with: dense, sparse and ragged tensors of rows, and values that are no rows."""
+"""The arguments of a TensorFlow graph: dense, sparse and ragged tensors of rows, and values that are no rows."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Arguments:
         return sizes.pop() if len(sizes) == 1 else None
 
     def make(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """What the graph is called with. Runs while a step is traced."""
+        """The arguments of the graph. This runs while a step is traced."""
         return {
             name: argument.make(*(tensors[spec.name] for spec in argument.inputs))
             for name, argument in self.by_name.items()
@@ -64,9 +64,10 @@ class Given:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, names: Mapping[str, Any]) -> None:
-        """
+        """Check the names of the constants.
+
         Raises:
-            UsageError: A constant was given for what is no input.
+            UsageError: A constant was given for a name that is no input.
         """
         for name, text in self.constants.items():
             if name not in names:
@@ -80,8 +81,8 @@ def arguments(specs: Mapping[str, Any], given: Given, *, is_described_only: bool
 
     Args:
         specs: Names to TensorFlow's `TensorSpec`, `SparseTensorSpec` or `RaggedTensorSpec`.
-        given: What is not fed from rows.
-        is_described_only: Whether the graph will not be called: then nothing can be missing.
+        given: The constants and defaults, which are not fed from rows.
+        is_described_only: Whether the graph is only described, and never called: then no constant needs to be given.
 
     Raises:
         ModelError: An argument cannot be made of rows, and no constant was given for it.
@@ -98,7 +99,7 @@ def arguments(specs: Mapping[str, Any], given: Given, *, is_described_only: bool
 
 
 def _is_one_for_all(spec: Any, specs: Mapping[str, Any]) -> bool:
-    """Whether an argument is not rows: a single value, or a vector of one length where others take any batch."""
+    """Whether an argument is no rows: a single value, or a vector of fixed length where another takes any batch."""
     rank = spec.shape.rank
     if rank != 1 or spec.shape[0] is None:
         return bool(rank == 0)
@@ -149,7 +150,7 @@ def _kind(dtype: Any) -> str:
 
 
 def _caster(dtype: Any) -> Callable[[Any], Any]:
-    """This is where a uint8 pixel becomes a float."""
+    """A function that casts a tensor to `dtype`: here a uint8 pixel becomes a float."""
     return lambda tensor: tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
@@ -184,8 +185,11 @@ def _mask_name(name: str, names: set[str]) -> str:
 
 
 def _sparse(name: str, spec: Any, names: set[str]) -> Argument:
-    """Of a known width, zeros are what is not there, as everywhere. Of an unknown width, rows are lists of which every
-    value is there, also a zero: it may be an id."""
+    """A sparse argument.
+
+    Where its width is known, zeros are missing values, as in all sparse tensors. Where the width is not known, a row is
+    a list, and all of its values are present, zeros too: a zero may be an id.
+    """
     rank = spec.shape.rank
     cast = _caster(spec.dtype)
     lengths = tuple(spec.shape.as_list()[1:]) if rank is not None else (None,)

@@ -1,4 +1,4 @@
-"""What a traced step of TensorFlow changes when it is called: found by looking at its graph.
+"""What a call of a traced TensorFlow step changes. Its graph shows this; nothing is run.
 
 Resources are followed from the operations that change them back to the variables that the step captured, through the
 functions that it calls.
@@ -12,35 +12,40 @@ from penstock.core.state import NONE, SEEDS, VARIABLES, State
 from penstock.runtimes.keras.call_state import SEED_NAME, CallState
 
 _ASSIGN = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "ResourceStridedSliceAssign")
-"""How the names of operations begin that change a variable, their first input."""
+"""Beginnings of the names of operations that change a variable, which is their first input."""
 _GENERATORS = frozenset(
     {"RngSkip", "RngReadAndSkip", "StatefulUniform", "StatefulUniformInt", "StatefulUniformFullInt",
      "StatefulStandardNormal", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulRandomBinomial"}
 )  # fmt: skip
-"""Operations that change the variable of a `tf.random.Generator`, their first input."""
+"""Operations that change the variable of a `tf.random.Generator`, which is their first input."""
 _DRAW = frozenset(
     {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal",
      "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "Multinomial", "NonDeterministicInts",
      "UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler", "AllCandidateSampler",
      "ThreadUnsafeUnigramCandidateSampler", "FixedUnigramCandidateSampler"}
 )  # fmt: skip
-"""Operations that draw random numbers and keep their generators to themselves."""
+"""Operations that draw random numbers from a generator of their own, which no variable holds."""
 _TABLES = frozenset({"LookupTableInsert", "LookupTableInsertV2", "LookupTableRemoveV2"})
 _PASS = frozenset({"Identity", "Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "NextIteration", "Exit"})
 _LOOPS = ("While", "StatelessWhile", "Enter", "RefEnter")
 _BEFORE_ARGUMENTS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
-"""How many inputs such an operation has before those that it hands to its functions."""
+"""How many inputs such an operation has before the ones that it passes to its functions."""
 
 
 def has_loops(graph: Any) -> bool:
-    """Whether a graph, or a function that it calls, runs nodes as often as values ask for."""
+    """Whether a graph or a function in it has a loop: how often its nodes run then depends on values."""
     parts = (graph.node, *(function.node_def for function in graph.library.function))
     return any(node.op in _LOOPS for part in parts for node in part)
 
 
 @dataclass
 class _Found:
-    """`changed` and `stepped`: inputs of the graph whose variables are changed, and by what."""
+    """What a walk has found.
+
+    `changed` and `stepped` map an input whose variable is changed to the operation that changes it; in `stepped` this
+    is an operation of a random generator. `drawing` are operations that draw from generators of their own, and `lost`
+    are those that change something for which no variable is known.
+    """
 
     changed: dict[str, str] = field(default_factory=dict)
     stepped: dict[str, str] = field(default_factory=dict)
@@ -50,7 +55,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class Changes:
-    """The variables that a step changes, which of them are seeds, and what it changes beside them."""
+    """The variables that a step changes, which of them are seeds, and the operations that change anything else."""
 
     variables: tuple[Any, ...] = ()
     is_seed: tuple[bool, ...] = ()
@@ -103,7 +108,7 @@ def _walk(
     seen: _Found,
     inside: tuple[str, ...],
 ) -> None:
-    """Look at one graph. `inputs`: the names of its resources to what the outermost graph calls them."""
+    """Look at one graph. `inputs`: the names of its resources to their names in the outermost graph."""
     for node in nodes.values():
         if node.op in _DRAW:
             seen.drawing.append(node.op)

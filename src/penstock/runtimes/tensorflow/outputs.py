@@ -22,7 +22,7 @@ def _top_k(tensor: Any, k: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class _Unranked:
-    """A tensor whose rows are not known to be vectors of one length. It can be kept, not ranked."""
+    """A tensor that can be kept but not ranked: its rows may not be vectors of one length."""
 
     tensor: Any
     shape: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class _Unranked:
 
 
 def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of the outputs; sparse ones become dense, or ragged. Runs while a step is traced."""
+    """The outputs that are kept, in the form asked for; sparse ones become dense or ragged. This runs in tracing."""
     dense = {name: _without_gaps(each) if isinstance(each, tf.SparseTensor) else each for name, each in outputs.items()}
     if answers is None:
         return dense
@@ -43,17 +43,18 @@ def kept(answers: Answers | None, outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logits_of(output: Any) -> Any:
-    """What Keras computes a cross-entropy from instead of this output: its activations leave it on the tensor.
+    """The logits from which Keras computes a cross-entropy instead of this output; its activations leave them on it.
 
-    A loss that casts the output does not see it. Of bfloat16 that would not show any more: it travels as float32.
+    Keras does not find them where a loss casts the output. For a bfloat16 output this could not be seen any more, since
+    it travels as float32: so its logits are not given.
     """
     return getattr(output, "_keras_logits", None) if output.dtype != tf.bfloat16 else None
 
 
 def _without_gaps(sparse: Any) -> Any:
-    """A sparse tensor as a dense one; as lists up to the last value of each row, where its width is open.
+    """A sparse tensor as a dense one. Where its width is open, as lists that end with the last value of each row.
 
-    The width is then that of the batch, and would depend on the rows that share it.
+    As a dense tensor it would have the width of its batch, which depends on the other rows of the batch.
     """
     dense = tf.sparse.to_dense(sparse)
     if sparse.shape.rank != 2 or sparse.shape[1] is not None:
@@ -71,7 +72,7 @@ def to_host(name: str, tensor: Any) -> Column:
     """An output as an array of rows; a ragged one as a list for each row.
 
     Raises:
-        ModelError: It is neither, nor can it become one.
+        ModelError: The output is neither of them, and cannot be made one.
     """
     if hasattr(tensor, "row_splits"):
         return _lists(name, tensor)

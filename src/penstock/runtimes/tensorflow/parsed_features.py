@@ -1,6 +1,6 @@
-"""What a graph parses out of serialized `tf.train.Example` records.
+"""The features that a graph parses out of serialized `tf.train.Example` records.
 
-Found by following its inputs to the operations that parse them. Nothing is executed.
+They are found by following the graph's inputs to the operations that parse them. Nothing is executed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,15 @@ _CARRIERS = (
     *("Identity", "IdentityN", "Reshape", "ExpandDims", "Squeeze", "EnsureShape", "StopGradient", "Snapshot"),
     *("PlaceholderWithDefault", "Switch", "Enter", "Unpack", "Unbatch"),
 )
-"""Operations whose first input comes out as it went in."""
+"""Operations that pass the values of their first input on unchanged."""
 _BEFORE_ARGUMENTS = {"If": 1, "StatelessIf": 1, "Case": 1, "StatelessCase": 1}
-"""How many inputs of a node that calls functions are not arguments of these."""
+"""How many inputs of a node that calls functions are not passed to the functions."""
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", *_BEFORE_ARGUMENTS)
 
 
 @dataclass
 class _Body:
-    """The nodes of a graph or of a function, and what flows into it: the name of an argument to that of an input."""
+    """The nodes of a graph or function. `feeds`: the names of its arguments to the names of the model's inputs."""
 
     nodes: Mapping[str, Any]
     feeds: Mapping[str, str]
@@ -54,11 +54,11 @@ class _Body:
 
 
 def walk(graph_def: Any, feeds: Mapping[str, str]) -> Iterator[tuple[Any, _Body]]:
-    """Every node that a graph holds, those of the functions that it calls as well, each with where it stands.
+    """Every node of a graph and of the functions that it calls, each with the body in which it stands.
 
     Args:
         graph_def: A `GraphDef`.
-        feeds: The names of its placeholders to those of the model's inputs.
+        feeds: The names of its placeholders to the names of the model's inputs.
     """
     library = {function.signature.name: function for function in graph_def.library.function}
     waiting = [_Body({node.name: node for node in graph_def.node}, feeds)]
@@ -83,7 +83,7 @@ def _called(node: Any, library: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _arguments(node: Any, function: Any, body: _Body) -> dict[str, str]:
-    """Which inputs of the model the arguments of a called function are."""
+    """The arguments of a called function that are inputs of the model, to the names of these inputs."""
     if node.op not in _CALLS and node.op != function.signature.name:
         return {}
     given = [reference for reference in node.input if not reference.startswith("^")]
@@ -96,14 +96,14 @@ def _arguments(node: Any, function: Any, body: _Body) -> dict[str, str]:
 
 
 def parsed_features(graph_def: Any, feeds: Mapping[str, str]) -> dict[str, tuple[Feature, ...]]:
-    """Input name to the features that are parsed out of it, for every input that is serialized records.
+    """The features that are parsed out of each input of serialized records, by the name of the input.
 
-    Where a single input is text, whatever is parsed is parsed out of it: a record may take ways (a loop over rows) that
-    cannot be followed.
+    Where only one input is text, all features belong to it: records may reach the parser on a path that cannot be
+    followed, such as a loop over rows.
 
     Args:
         graph_def: A `GraphDef`.
-        feeds: The names of its placeholders, those of vectors of strings only, to those of the model's inputs.
+        feeds: The names of its placeholders, only of those for vectors of strings, to the names of the model's inputs.
     """
     inputs = set(feeds.values())
     only = next(iter(inputs)) if len(inputs) == 1 else None
@@ -131,7 +131,7 @@ def _features(node: Any, body: _Body) -> Iterator[Feature]:
     for key, kind, shape, default in zip(dense, _types(node, "Tdense"), shapes, defaults, strict=False):
         lengths = tuple(None if dim.size < 0 else int(dim.size) for dim in shape.dim)
         value = body.constant(default)
-        # A feature without a default has an empty one; rows of any length have what they are padded with.
+        # A feature without a default has an empty one; for a feature of any length, the default is what pads it.
         has_default = value is None or value.size > 0 or None in lengths
         yield Feature(key, kind, lengths, is_required=not has_default)
 

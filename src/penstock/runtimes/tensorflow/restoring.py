@@ -1,4 +1,4 @@
-"""The variables of a graph, restored from a checkpoint: which one, whether it fits, what else must be initialised."""
+"""Restores the variables of a graph: finds the checkpoint, checks that it fits, and initialises everything else."""
 
 import os
 import re
@@ -10,20 +10,21 @@ from penstock.errors import ModelError, one_line
 from penstock.runtimes.frameworks import tf
 
 _OF_SAVED_MODELS = "saved_model_initializers"
-"""What initialises the models that a `model_fn` loaded with `tf.saved_model.load`. A checkpoint comes after it."""
+"""The graph collection of operations that initialise models which a `model_fn` loaded with `tf.saved_model.load`. They
+run before a checkpoint is restored."""
 _LOADING = ("Restore", "LoadAndRemapMatrix")
-"""Operations that read checkpoints: those of `init_from_checkpoint` and of warm starts."""
+"""Beginnings of the names of operations that read checkpoints, in `init_from_checkpoint` and warm starts."""
 
 
 class NoCheckpoint(ModelError, ValueError):
-    """There is no trained model where one is needed. The original raised ValueError."""
+    """There is no trained model where one is needed. It is a ValueError, because the original Estimator raised one."""
 
 
 def find_checkpoint(location: str) -> str:
-    """The checkpoint that a path means: one by its prefix, or the newest of a folder. Imports no framework.
+    """The checkpoint that a path means: one by its prefix, or the newest of a folder. Only a URL needs TensorFlow.
 
     Raises:
-        NoCheckpoint: There is none; the folder and what is in it are named.
+        NoCheckpoint: There is none; the message names the folder and its files.
     """
     prefix = re.sub(r"\.(index|meta|data-\d+-of-\d+)$", "", location)
     if is_checkpoint(prefix):
@@ -35,10 +36,10 @@ def find_checkpoint(location: str) -> str:
 
 
 def newest_checkpoint(folder: str) -> str | None:
-    """The newest checkpoint of a folder: what training goes on from, and what everything else uses.
+    """The newest checkpoint of a folder; training goes on from it, and all other work uses it.
 
-    The folder's own note says which it is; where the note names a folder of another machine, or is missing, the files
-    say it.
+    The folder's file `checkpoint` names it. If that file names a folder of another machine, the same name is looked for
+    in this folder; if there is none, the steps in the files' names decide.
     """
     if "://" in folder:
         return _newest_remote(folder)
@@ -110,24 +111,24 @@ def _newest_remote(location: str) -> str | None:
 
 @dataclass(frozen=True)
 class Restoring:
-    """How the variables of a graph get their values: made before the graph is closed, run with its session."""
+    """How the variables of a graph get their values. It is made before the graph is finalized, and run in a session."""
 
     saver: Any = None
     checkpoint: str | None = None
     first: tuple[Any, ...] = ()
-    """Operations to run one after the other: they initialise what no checkpoint gives a value to."""
+    """Operations that run one after the other and initialise everything that gets no value from a checkpoint."""
     fed: Any = None
-    """What the scaffold feeds to them."""
+    """The scaffold's `feed_dict` for them."""
     init_fn: Callable[[Any], None] | None = None
     local: Any = ()
-    """What initialises local variables and tables. Tables may be initialised from variables: this comes last."""
+    """Operations that initialise local variables and tables. They run last: tables may read variables."""
     fed_to_local: Any = None
 
     def restore(self, session: Any) -> None:
         """Give every variable its value.
 
         Raises:
-            ModelError: The checkpoint cannot be read, or does not fit after all.
+            ModelError: The checkpoint cannot be read, or does not fit although it passed the check.
         """
         for step in self.first:
             session.run(step, self.fed)
@@ -153,7 +154,7 @@ def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
 
     Args:
         scaffold: What the `model_fn` says about initialising; its own saver and operations are used where it has some.
-        checkpoint: The prefix of a checkpoint; None where the variables get their values otherwise.
+        checkpoint: The prefix of a checkpoint; None where the variables are initialised without one.
 
     Raises:
         ModelError: The checkpoint lacks variables, or has them in other shapes.
@@ -179,7 +180,7 @@ def plan_restoring(scaffold: Any, checkpoint: str | None) -> Restoring:
 
 
 def session_creator(scaffold: Any, checkpoint: str | None, options: Any) -> Any:
-    """What makes the session of a `MonitoredSession`: it restores as everything here does.
+    """The session creator of a `MonitoredSession`: it restores variables by `plan_restoring`.
 
     TensorFlow's own would restore a value of another shape in silence, and refuse a checkpoint without a global step.
     """
@@ -188,7 +189,7 @@ def session_creator(scaffold: Any, checkpoint: str | None, options: Any) -> Any:
         _restoring: Restoring | None = None
 
         def create_session(self) -> Any:
-            if self._restoring is None:  # hooks have begun by now: what they added to the graph is initialised too
+            if self._restoring is None:  # hooks have begun before this: variables that they added are initialised too
                 self._restoring = plan_restoring(scaffold, checkpoint)
                 scaffold.finalize()
             session = tf.compat.v1.Session(config=options)
@@ -203,17 +204,17 @@ def session_creator(scaffold: Any, checkpoint: str | None, options: Any) -> Any:
 
 
 class InitialValues(NamedTuple):
-    """The variables of a graph, by name, that no checkpoint gives a value to."""
+    """The names of a graph's variables that get no value from a checkpoint."""
 
     random: list[str]
     given: list[str]
-    """Those that begin with what the `model_fn` says."""
+    """Variables whose first value is set by the `model_fn`."""
 
 
 def initial_values(scaffold: Any) -> InitialValues:
-    """What the variables of the default graph begin with, where no checkpoint is restored.
+    """How the variables of the default graph begin if no checkpoint is restored: at random, or as the `model_fn` says.
 
-    Those that the scaffold initialises itself, or that take their values out of another checkpoint, do not count.
+    Variables that the scaffold initialises, or that take their values from another checkpoint, are left out.
     """
     if not (scaffold.init_op is None and scaffold.init_fn is None and scaffold.init_feed_dict is None):
         return InitialValues([], [])
@@ -229,7 +230,7 @@ def initial_values(scaffold: Any) -> InitialValues:
 
 
 def _operations_behind(operation: Any) -> set[str]:
-    """The kinds of operation that one depends on."""
+    """The types of all operations that an operation depends on."""
     seen, waiting = set(), [operation]
     while waiting:
         current = waiting.pop()
@@ -240,13 +241,13 @@ def _operations_behind(operation: Any) -> set[str]:
 
 
 def _own_saver(scaffold: Any) -> Any:
-    """The saver that the user made, or training; None where there is none."""
+    """The saver that the scaffold or the graph has, made by the user or by training; None where there is none."""
     v1 = tf.compat.v1
     return as_saver(scaffold.saver or next(iter(v1.get_collection(v1.GraphKeys.SAVERS)), None))
 
 
 def as_saver(saver: Any) -> Any:
-    """What a scaffold names as its saver, as one for graphs: a scaffold may name a `tf.train.Checkpoint`, or None."""
+    """The saver of a scaffold as a saver for graphs. A scaffold may also have a `tf.train.Checkpoint`, or None."""
     if not isinstance(saver, tf.train.Checkpoint):
         return saver
     from tensorflow.python.checkpoint.graph_view import ObjectGraphView
@@ -255,9 +256,9 @@ def as_saver(saver: Any) -> Any:
 
 
 def _saved_by(saver: Any) -> Any:
-    """The variables that a saver saves; none where it does not tell: an object of the user's that acts as a saver."""
+    """The variables that a saver saves. They are not known (none) if it is an object of the user's without a list."""
     listed = getattr(saver, "_var_list", None)
-    if listed is None:  # a saver that is not built yet saves all there will be
+    if listed is None:  # a saver that is not built yet saves all variables
         return _saveable()
     return listed if isinstance(listed, (dict, list, tuple)) else ()
 
@@ -268,19 +269,19 @@ def _saveable() -> list[Any]:
 
 
 def check_restorable(checkpoint: str, scaffold: Any) -> None:
-    """Compare the variables of the default graph with the checkpoint that TensorFlow is about to restore them from.
+    """Compare the variables of the default graph with the checkpoint from which TensorFlow is about to restore them.
 
-    TensorFlow does not: a variable takes a value of another shape, and everything after it goes wrong in silence.
+    TensorFlow itself does not compare them: a variable takes a value of another shape without an error.
 
     Raises:
-        ModelError: Which variables are missing in it, or have other shapes.
+        ModelError: Variables are missing in the checkpoint, or have other shapes there.
     """
     saver = _own_saver(scaffold)
     check_fits(checkpoint, _reader(checkpoint), _saveable() if saver is None else _saved_by(saver))
 
 
 def _local_operations() -> list[Any]:
-    """What initialises local variables, tables and resources: nothing where there are none, to save a step."""
+    """Operations that initialise local variables, tables and resources. Without any, no session step is needed."""
     keys = tf.compat.v1.GraphKeys
     variables = [variable.initializer for variable in tf.compat.v1.local_variables()]
     return [*variables, *tf.compat.v1.get_collection(keys.TABLE_INITIALIZERS), *_created(keys.LOCAL_RESOURCES)]
@@ -291,7 +292,7 @@ def _created(key: str) -> list[Any]:
 
 
 def _without_unsaved_step(reader: Any, saved: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Every Estimator's graph has a global step, but a checkpoint that was written without one has not."""
+    """The variables to restore, and the global step where the checkpoint lacks it: every Estimator's graph has one."""
     step = tf.compat.v1.train.get_global_step()
     if step is None or reader.has_tensor(step.op.name):
         return saved, []
@@ -307,7 +308,7 @@ def _reader(checkpoint: str) -> Any:
 
 _SHOWN = 6
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""In checkpoints of `tf.train.Checkpoint`, whose names are not those of variables: TensorFlow matches them itself."""
+"""A key of checkpoints by `tf.train.Checkpoint`. Their names are not those of variables; TensorFlow matches them."""
 
 
 class DoesNotFit(ModelError, ValueError):
@@ -315,7 +316,7 @@ class DoesNotFit(ModelError, ValueError):
 
 
 def _also(kind: Any) -> type[DoesNotFit]:
-    """`DoesNotFit` that is one of TensorFlow's errors, too: old code catches the error that its restoring raised."""
+    """`DoesNotFit` as a class that is one of TensorFlow's errors, too: old code catches the errors of its restoring."""
 
     def as_plain(error: DoesNotFit) -> tuple[Any, ...]:  # another process may not have TensorFlow imported
         return DoesNotFit(error.problem, received=error.received, allowed=error.allowed, hint=error.hint).__reduce__()
@@ -334,7 +335,7 @@ def no_such_variable(checkpoint: str, name: str) -> DoesNotFit:
 
 
 def check_fits(checkpoint: str, reader: Any, variables: Any) -> None:
-    """Compare variables, a list or a dict by name in the checkpoint, with what the checkpoint holds.
+    """Compare variables with the checkpoint. They are a list, or a dict by their names in the checkpoint.
 
     Raises:
         DoesNotFit: Some are missing in it, or have other shapes there.

@@ -35,10 +35,10 @@ from penstock.runtimes.tensorflow.to_onnx import export_step
 
 @dataclass(frozen=True)
 class TensorFlowRuntime:
-    """A compiled `tf.function`: with XLA on a GPU (3.3 times faster there), without it on a CPU (where XLA can be
-    7 times slower on depthwise convolutions).
+    """The model as a `tf.function`, compiled by XLA on a GPU only.
 
-    With `is_xla`, it is compiled by XLA everywhere, and a model that XLA rejects is refused.
+    XLA is 3.3 times faster on a GPU, and can be 7 times slower on a CPU (depthwise convolutions). With `is_xla`, XLA
+    compiles everywhere, and a model that XLA rejects is refused.
     """
 
     is_xla: bool = False
@@ -65,7 +65,7 @@ class TensorFlowRuntime:
         start_steps.open_gpu(device)
         kept_steps.keep_tensorflow_steps(self.name, model, device)
         with start_steps.step(IMPORT), lean_imports(model, "tensorflow"):
-            import keras  # noqa: F401 - TensorFlow imports it anyway, and here it does so leanly
+            import keras  # noqa: F401 - TensorFlow imports it in any case; here it is imported leanly
             import tensorflow  # noqa: F401
 
         with start_steps.step(DEVICE):
@@ -79,22 +79,22 @@ class TensorFlowRuntime:
             return replica_on(device_name, signature, step, answers=model.answers, needs_xla=self.is_xla)
         if model.kind == "frozen_graph":
             signature, step = frozen_graph.load(model)
-            # The graph was cut at the outputs already, under whatever names they were given.
+            # The graph is cut at the chosen outputs already; their names here may differ from those that the user gave.
             answers = replace(model.answers, outputs=()) if model.answers is not None else None
             return replica_on(device_name, signature, step, answers=answers, needs_xla=self.is_xla)
         return wrap(call_keras_model(model), device_name, model.answers, needs_xla=self.is_xla)
 
 
 def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = ()) -> None:
-    """Set TensorFlow's threads and its share of the device, and check that it sees it. Call it before anything runs.
+    """Set TensorFlow's threads and its share of the GPU, and check that it sees the GPU. Must run before anything else.
 
     Args:
         device: Where the model will run.
         threads: For one operation, and for operations at the same time.
-        others: Runtimes that could run the model instead.
+        others: Runtimes that could run the model instead; the error names them.
 
     Raises:
-        DeviceError: It does not see the GPU.
+        DeviceError: TensorFlow does not see the GPU.
     """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads)
@@ -105,7 +105,7 @@ def prepare_tensorflow(device: Device, threads: int, *, others: Sequence[str] = 
         ways = ["pip install 'tensorflow[and-cuda]'", "--devices cpu", *(f"--runtime {name}" for name in others)]
         raise without_gpu("TensorFlow", tf.__version__, device, *ways)
     if device.memory_limit:
-        # It grows up to this, as TF_FORCE_GPU_ALLOW_GROWTH says.
+        # This is a limit: with TF_FORCE_GPU_ALLOW_GROWTH, memory is taken as it is needed.
         share = tf.config.LogicalDeviceConfiguration(memory_limit=max(1, device.memory_limit >> 20))
         tf.config.set_logical_device_configuration(gpus[0], [share])
 
@@ -135,7 +135,7 @@ def replica_on(
     *,
     needs_xla: bool = False,
 ) -> TensorFlowReplica:
-    """A replica on a device; on a GPU it knows what it holds there."""
+    """A replica on a device; on a GPU it can report the GPU memory that it has used."""
     kind = TensorFlowOnGpu if device_name.startswith("/GPU") else TensorFlowReplica
     return kind(signature, step, device_name, call, answers, needs_xla=needs_xla)
 
@@ -161,8 +161,8 @@ class TensorFlowReplica:
         step: From tensors by input name to tensors by output name; it is traced and compiled.
         device_name: A device such as `/GPU:0`.
         call: The Keras model behind it, if there is one.
-        answers: What is kept of the outputs.
-        needs_xla: Whether it is XLA or nothing, on a CPU too.
+        answers: Which of the outputs are kept, and in what form.
+        needs_xla: Whether XLA must compile the step, on a CPU too; a model that XLA rejects is refused.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class TensorFlowReplica:
         return within_memory(batch, self._predict, (tf.errors.ResourceExhaustedError,), let_go=self._let_go)
 
     def look(self, batch: Columns) -> State:
-        """See `protocols.Stateful`. The step is traced for this, as it would be for its first batch."""
+        """See `protocols.Stateful`. The step is traced for this, which its first batch would do otherwise."""
         key = tuple((name, array.dtype, array.shape[1:]) for name, array in batch.items())
         if key not in self._looked_at:
             with tf.device(self._device_name):
@@ -205,7 +205,7 @@ class TensorFlowReplica:
                 changes = self._changes(tensors)
             is_drawing_only = changes.drawing and not changes.variables and not changes.lost
             if is_drawing_only and self._repeats_itself(batch):
-                # They stand in a branch for training that is never taken.
+                # The random operations stand in a branch for training that is never taken.
                 changes = replace(changes, drawing=())
             changes.tell(self._call_state)
             self._looked_at[key] = changes.state
@@ -246,15 +246,15 @@ class TensorFlowReplica:
 
     def _predict(self, batch: Columns) -> Columns:
         with tf.device(self._device_name):
-            # Held until the outputs are on the host: memory that came by DLPack is reused by another stream as soon as
-            # its tensor is dropped, while the kernels that read it may still be queued.
+            # `tensors` must live until the outputs are on the host: another stream reuses memory that came by DLPack as
+            # soon as its tensor is dropped, while the kernels that read it may still be queued.
             tensors = {name: self._to_device(array) for name, array in batch.items()}
             with self._call_state.call():
                 outputs = self._run(tensors)
             return {name: to_host(name, tensor) for name, tensor in outputs.items()}
 
     def _let_go(self) -> None:
-        """Give back what is kept for the next batch."""
+        """Give back the memory that is kept for the next batch."""
 
     def _run(self, tensors: dict[str, Any]) -> dict[str, Any]:
         if self.call is not None and getattr(self.call.model, "run_eagerly", False):
@@ -276,15 +276,19 @@ class TensorFlowReplica:
         return self._run_plain(tensors)
 
     def _has_run(self, tensors: dict[str, Any]) -> bool:
-        """Whether the step has run with tensors of these shapes; from now on it counts as such."""
+        """Whether the step has run with tensors of these shapes before. From now on, it counts as having run."""
         key = tuple((tensor.dtype, *tensor.shape) for tensor in tensors.values())
         has_run = key in self._run_before
         self._run_before.add(key)
         return has_run
 
     def _first_call(self, step: Any, tensors: dict[str, Any]) -> Any:
-        """Compile the step and run it. TensorFlow fails where it can neither read nor write a step that it keeps, and
-        only a process that keeps none can go on then."""
+        """Compile the step and run it.
+
+        Raises:
+            StepNotKept: TensorFlow can neither read nor write the compiled step; only a process that keeps no steps can
+                go on.
+        """
         try:
             with start_steps.step(COMPILE):
                 outputs = step(tensors)
@@ -297,10 +301,10 @@ class TensorFlowReplica:
         return outputs
 
     def _run_plain(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Without XLA a step is traced once for any number of rows, and for all sizes that the model leaves open, as
-        `model.predict` does it: tracing takes seconds.
+        """Run the step without XLA.
 
-        Where a model insists on a number, it is traced for each.
+        As in `model.predict`, it is traced once for any number of rows and for all sizes that the model leaves open,
+        since tracing takes seconds. A model that does not take open sizes is traced for each size.
         """
         return dict(self._plain_for(tensors)(tensors))
 
@@ -330,12 +334,12 @@ class TensorFlowReplica:
         traced = tf.function(self._plain.python_function, autograph=False, input_signature=[specs])
         try:
             traced.get_concrete_function()
-        except Exception:  # the run raises it again, if open lengths are not the reason
+        except Exception:  # if open lengths are not the reason, the run raises this error again
             return None
         return traced
 
     def _changes(self, tensors: dict[str, Any]) -> Changes:
-        """What the step changes, by its graph; nothing for a step that cannot be traced: its run says why."""
+        """What the step changes, as its graph shows. Nothing for a step that cannot be traced: its run will fail."""
         try:
             return changes_of(self._concrete(tensors))
         except Exception:
@@ -346,7 +350,7 @@ class TensorFlowReplica:
         return step.get_concrete_function(tensors)
 
     def _repeats_itself(self, batch: Columns) -> bool:
-        """Whether a batch is answered the same twice, bit for bit."""
+        """Whether two runs of a batch give the same answers, bit for bit."""
         try:
             first, second = self.predict(batch), self.predict(batch)
         except Exception:  # the run raises it again
@@ -363,7 +367,7 @@ class TensorFlowOnGpu(TensorFlowReplica):
     """A model on a GPU, where the process's own memory says nothing."""
 
     def copied_s(self) -> float:
-        """See `protocols.Copying`; nothing is known where TensorFlow copies by itself."""
+        """See `protocols.Copying`; it is 0 where TensorFlow copies by itself, and the time is not known."""
         return self._to_device.copied_s() if isinstance(self._to_device, CudaFeed) else 0.0
 
     def register(self, memory: memoryview) -> Callable[[], None] | None:
@@ -385,10 +389,10 @@ class TensorFlowOnGpu(TensorFlowReplica):
 
 
 def _compiled_for_gpu(step: Step) -> Any:
-    """The step under XLA, its outputs copied to the host inside the call.
+    """The step compiled by XLA, in a function that also copies its outputs to the host.
 
-    Waiting for the GPU in `tensor.numpy()` holds the GIL, and with it every other lane; waiting inside a function call
-    does not.
+    A thread that waits for the GPU in `tensor.numpy()` holds the GIL and stops all other lanes. A thread that waits
+    inside a call of a `tf.function` does not.
     """
     compiled = tf.function(step, jit_compile=True, autograph=False)
 

@@ -15,9 +15,9 @@ from penstock.runtimes.tensorflow.graph_arguments import Arguments, Given, Step,
 from penstock.runtimes.tensorflow.parsed_features import parsed_features
 
 CALL = "__call__"
-"""What `--signature` calls the model itself, saved without signatures."""
+"""The name, for `--signature`, of the model itself: a SavedModel may have no signatures."""
 _PREFERRED = ("serving_default", "predict", "classification", "regression", "default")
-"""Estimators name all but the last; TF-Hub's first format has `default`."""
+"""Names of signatures, best first. The last is of TF-Hub's first format; Estimators use the others."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Entry:
     """One way to run a SavedModel.
 
     `specs` and `outputs` are names to TensorFlow's specs. `call` takes tensors by name, sparse and ragged ones whole.
-    `placeholders` are those of the graph in the order of `specs`, where it takes nothing in parts.
+    `placeholders` are the names of the graph's placeholders in the order of `specs`, if no argument is taken in parts.
     """
 
     name: str
@@ -41,7 +41,7 @@ def load(file: ModelFile) -> tuple[Signature, Step]:
     """The signature of a SavedModel that was chosen, and the step that runs it.
 
     Raises:
-        ModelError: It does not load, has no such signature, or takes or gives what is not rows.
+        ModelError: It does not load, has no such signature, or has an input or output that is not rows.
     """
     graph, note = _choose_graph(file)
     loaded = _load(file, graph, has_tags=note is not None)
@@ -73,7 +73,7 @@ def _step(file: ModelFile, loaded: Any, entry: _Entry, made: Arguments, signatur
 def _choose_graph(file: ModelFile) -> tuple[Any, str | None]:
     """The graph to load, as it is written in the file, and a note where there are several.
 
-    A file may hold one for serving and one for training, told apart by their tags.
+    A file may hold one graph for serving and one for training; tags distinguish them.
     """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorflow.core.protobuf import saved_model_pb2
@@ -96,7 +96,7 @@ def _choose_graph(file: ModelFile) -> tuple[Any, str | None]:
 
 
 def _fitness(tags: Sequence[str]) -> int:
-    """For serving, before that of a TF-Hub module (no tags), before anything else; for training last."""
+    """The rank of a graph; the lowest is run: for serving, of a TF-Hub module (no tags), any other, for training."""
     if "serve" in tags:
         return 0 if "tpu" not in tags else 2
     return 1 if not tags else 4 if "train" in tags else 3
@@ -105,7 +105,7 @@ def _fitness(tags: Sequence[str]) -> int:
 def _load(file: ModelFile, graph: Any, *, has_tags: bool) -> Any:
     damaged = (
         *(tf.errors.DataLossError, tf.errors.OutOfRangeError, tf.errors.NotFoundError),
-        *(FileNotFoundError, IndexError),  # how the reader of checkpoints tells the same
+        *(FileNotFoundError, IndexError),  # the reader of checkpoints raises these for the same reason
     )
     try:
         return tf.saved_model.load(file.location, tags=list(graph.meta_info_def.tags) if has_tags else None)
@@ -202,7 +202,7 @@ def _call_entry(loaded: Any) -> _Entry:
 
 
 def _defaults(graph: Any, name: str) -> dict[str, Any]:
-    """The single values that a graph of TensorFlow 1 has for inputs which need not be fed."""
+    """The default values, in a graph of TensorFlow 1, of inputs that need not be fed."""
     if name not in graph.signature_def:
         return {}
     nodes = {node.name: node for node in graph.graph_def.node}
@@ -232,7 +232,7 @@ def _describe(entry: _Entry, made: Arguments, loaded: Any) -> Signature:
 
 
 def _describe_other(loaded: Any, name: str, graph: Any) -> Signature:
-    """A signature that was not chosen: shown, and never a reason to fail."""
+    """The description of a signature that was not chosen. It is only shown, so its problems raise no error."""
     try:
         entry = _entry(loaded, name, graph)
         made = arguments(entry.specs, Given(defaults=_defaults(graph, name)), is_described_only=True)
@@ -261,7 +261,7 @@ def _parameters(loaded: Any, function: Any) -> int | None:
 
 
 def _check_outputs(entry: _Entry, signature: Signature, file: ModelFile) -> None:
-    """Refuse what says of itself that it is not rows: a batch might happen to have the same length."""
+    """Refuse outputs whose declared length is fixed: they are not rows, even if a batch happens to be as long."""
     wanted = file.answers.outputs if file.answers is not None else ()
     for name, spec in entry.outputs.items():
         length = spec.shape[0] if spec.shape.rank else None

@@ -42,7 +42,7 @@ def load(model: ModelFile, device: Device, threads: int) -> Replica:
         return function.load(device, threads)
     checkpoint = function.find_checkpoint()
     options = session_options(function, device, threads)
-    # The checkpoint is known from when the model was opened, unless only the function names it.
+    # The checkpoint was digested when the model was opened, unless only the function names it.
     is_known = described.checkpoint is not None or checkpoint is None or "://" in checkpoint
     return GraphReplica(function, checkpoint, options, model, None if is_known else _digest(checkpoint))
 
@@ -57,7 +57,7 @@ def _digest(checkpoint: str) -> str:
 
 
 def session_options(function: Any, device: Device, threads: int) -> Any:
-    """The settings of a session on the one device of this process: the user's own, where they fit here."""
+    """The settings of a session on the only device of this process: the user's own settings, as far as they apply."""
     options = function.called.config.session_options()
     options.intra_op_parallelism_threads = options.inter_op_parallelism_threads = threads
     options.allow_soft_placement = True  # what the user placed on several devices lies on this one
@@ -66,7 +66,7 @@ def session_options(function: Any, device: Device, threads: int) -> Any:
         options.device_count["GPU"] = 0
     fraction = memory_fraction(device)
     if fraction is not None:
-        # The user's own share, where it is smaller; 0 is all of it.
+        # The user's own share holds where it is smaller; a share of 0 means all of the memory.
         own = options.gpu_options.per_process_gpu_memory_fraction or 1.0
         options.gpu_options.per_process_gpu_memory_fraction = min(own, fraction)
     return options
@@ -107,9 +107,9 @@ def open_graph(
 
 
 class GraphReplica:
-    """A model on one device, for columns: they are the features, under their names.
+    """A model on one device. Its columns are the features of the `model_fn`, under their names.
 
-    It declares no inputs, because a `model_fn` does not: only calling it tells what it takes.
+    It declares no inputs, because a `model_fn` does not: only a call shows what it takes.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class GraphReplica:
         self._shapes: dict[str, Shape] = {}
         self._opened: GraphSession | None = None
         self._users: Counter[int] = Counter()
-        """How many threads run each session, by its id: one that is replaced is closed when the last one is done."""
+        """How many threads run each session, by its id. The last thread in a session that was replaced closes it."""
 
     def predict(self, batch: Columns) -> Columns:
         opened = self._fitting(batch)
@@ -152,8 +152,7 @@ class GraphReplica:
                 opened.close()
 
     def _fitting(self, batch: Columns) -> GraphSession:
-        """The graph for arrays like these. Where rows turn out to differ in length, it is built again without that
-        length."""
+        """The graph for arrays of these shapes. If a length differs between batches, it is built again with it open."""
         with self._lock:
             shapes = {name: _common(self._shapes.get(name), array.shape[1:]) for name, array in batch.items()}
             if self._opened is None or shapes != self._shapes:
@@ -165,7 +164,7 @@ class GraphReplica:
             return self._opened
 
     def _build(self, batch: Columns, shapes: Mapping[str, Shape]) -> GraphSession:
-        """Build the graph; where the `model_fn` rejects integers, or a dict of one feature, try what it may mean."""
+        """Build the graph. If the `model_fn` rejects integers or a dict of one feature, try floats or the feature."""
         attempts = _attempts(batch)
         refusal: ModelError | None = None
         for as_floats, as_tensor in attempts:
@@ -200,7 +199,7 @@ class GraphReplica:
         scaling = self._file.scaling
         if scaling is None:
             return dict(feed)
-        # What is scaled are numbers: whole ones are as good as floats here.
+        # Only numbers are scaled, whole ones as well as floats.
         numbers = {name: array for name, array in batch.items() if array.dtype.kind in "fiu"}
         inputs = tuple(describe(name, array[:0].astype(np.float32)) for name, array in numbers.items())
         names = scaled_inputs(scaling, Signature(inputs, ()))
@@ -211,7 +210,7 @@ class GraphReplica:
 
 
 def _attempts(batch: Columns) -> list[tuple[bool, bool]]:
-    """In turn: whether whole numbers are cast, and whether the only column is given as it is."""
+    """The ways to try, in order: whether whole numbers are cast, and whether an only column is given without a dict."""
     has_integers = any(array.dtype.kind in "iu" for array in batch.values())
     casts = (False, True) if has_integers else (False,)
     packings = (False, True) if len(batch) == 1 else (False,)

@@ -1,7 +1,7 @@
 """The whole step of a TensorFlow model as an ONNX file that other runtimes read.
 
-Not the model alone is converted but everything that its compiled step does: the cast of pixels, the scaling, the model,
-what is kept of its outputs. Batches are fed to the converted step as they are fed to TensorFlow.
+Everything that the compiled step does is converted, not only the model: the cast of pixels, the scaling, the model, and
+the choice and ranking of its outputs. Batches are fed to the converted step as they are fed to TensorFlow.
 """
 
 import json
@@ -37,29 +37,29 @@ from penstock.runtimes.onnx.graph import (
 from penstock.runtimes.tensorflow.graph_changes import changes_of, has_loops
 
 OPSET = 18
-"""The newest that tf2onnx writes; onnxruntime and OpenVINO have known it for years."""
+"""The newest opset that tf2onnx writes; onnxruntime and OpenVINO have read it for years."""
 _MOST_BYTES = 1_900_000_000
-"""Of the weights: an ONNX file is one protobuf message, of at most 2 GB."""
+"""The most bytes of weights: an ONNX file is one protobuf message, of at most 2 GB."""
 _MODEL, _SIGNATURE = "model.onnx", "signature.json"
 FORMAT = 6
-"""Of what is written beside a step; another one makes another step."""
+"""The version of what is written to a step's folder. A kept step of another version is not used."""
 
 _NO_COPIES = "TF2ONNX_CATCH_ERRORS"
 _LARGE_BYTES = 1 << 16
-"""Of the weights that are put in last."""
+"""A weight of at least this size is put in last, after the conversion."""
 _WEIGHTED = ("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNative", "MatMul",
              "BatchMatMulV2", "BatchMatMulV3", "Einsum", "GatherV2")  # fmt: skip
-"""Operations whose weights are put in last. What is computed of weights alone has to be folded by TensorFlow."""
+"""Operations whose weights are put in last. TensorFlow must fold what other operations compute from weights alone."""
 _LAYOUTS = ("Identity", "Reshape", "Transpose")
 
 _HANDLERS = {"Erfc": from_erfc, "FloorDiv": from_floor_div, "FloorMod": from_floor_mod}
-"""Operations that tf2onnx does not know, or converts into others."""
+"""Handlers of our own, for operations that tf2onnx cannot convert or converts wrongly."""
 
 NamedStep = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class _NotConvertible(Exception):
-    """Why a step cannot be converted, in words."""
+    """A step cannot be converted; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ConvertedStep:
     Args:
         path: The ONNX file.
         signature: What the original model takes and gives.
-        inputs: The inputs that are fed, to their names in the file. What the answers do not depend on is not in it.
+        inputs: The inputs that are fed, to their names in the file. An input that no answer depends on is not in it.
         outputs: Names in the file to the names that the step gave, in its order.
         refused_by_openvino: Why OpenVINO would answer some rows otherwise, or end the process.
     """
@@ -110,8 +110,8 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
     Args:
         step: From tensors by input name to tensors by output name; it can be traced.
         signature: What the model takes and gives; it is kept beside the step.
-        bindings: What is fed, with the dtypes and shapes in which it comes.
-        folder: Where it goes. Nothing is there afterwards if the step cannot be converted.
+        bindings: The inputs that are fed, with the dtypes and shapes in which they come.
+        folder: Where it goes. The folder stays empty if the step cannot be converted.
 
     Returns:
         Why it cannot be converted, in one line; None where it was.
@@ -140,7 +140,7 @@ def export_step(step: NamedStep, signature: Signature, bindings: Sequence[Bindin
         return error.problem
     except OSError as error:
         raise cannot_write(error) from None
-    except Exception as error:  # whatever a converter makes of a model that it does not know: the plan goes on
+    except Exception as error:  # a converter may raise anything on an unusual model: the plan goes on without the step
         return one_line(error)
     return None
 
@@ -160,7 +160,7 @@ def _convert(
     names: list[str] = []
 
     def numbered(*tensors: Any) -> dict[str, Any]:
-        # Names of inputs and outputs may hold anything; in the file they are numbered.
+        # Names of inputs and outputs may have any characters, so the file has numbers in their place.
         outputs = step({binding.input: tensor for binding, tensor in zip(bindings, tensors, strict=True)})
         names[:] = outputs
         return {f"output_{index}": _plain(name, outputs[name]) for index, name in enumerate(names)}
@@ -201,9 +201,9 @@ def _to_onnx(function: Any, traced: Any, specs: Sequence[Any], records: list[log
 def _with_weights_last(
     traced: Any, num_inputs: int, options: Mapping[str, Any], records: list[logging.LogRecord]
 ) -> Any | None:
-    """A graph that is converted without its large weights, and then gets them; None where that fails or brings nothing.
+    """A graph that is converted without its large weights, and then gets them. None where this fails or saves nothing.
 
-    TensorFlow and tf2onnx copy all that a graph holds some thirty times: four fifths of the time for ResNet50.
+    TensorFlow and tf2onnx copy a graph with its weights some thirty times: four fifths of the time for ResNet50.
     """
     import tf2onnx.convert
 
@@ -214,18 +214,20 @@ def _with_weights_last(
             return None
         proto = _in_place(lambda: tf2onnx.convert.from_graph_def(**graph, **options)[0])
         embed_weights(proto.graph, weights)
-        if not any(unknown_operations(proto.graph)):  # which it would have with its weights, too
+        if not any(unknown_operations(proto.graph)):  # if there are any, a conversion with the weights has them, too
             _refuse_failed(records[before:])
             _check(proto)
         return proto
-    except Exception:  # of any class: what cannot be converted so is tried with its weights
+    except Exception:  # of any class: the graph is then converted with its weights
         del records[before:]
         return None
 
 
 def _in_place(convert: Callable[[], Any]) -> Any:
-    """What tf2onnx makes of a graph that it changes in place. It would copy all of it before each of its two dozen
-    passes, in case that one fails: half of the time for ResNet50. Where one does fail, all is done again so.
+    """Run a conversion in which tf2onnx changes the graph in place.
+
+    By default tf2onnx copies the whole graph before each of its two dozen passes, in case the pass fails: half of the
+    time for ResNet50. If a pass does fail, the conversion runs again with these copies.
     """
     asked = os.environ.get(_NO_COPIES)
     os.environ[_NO_COPIES] = "FALSE"
@@ -244,7 +246,7 @@ def _in_place(convert: Callable[[], Any]) -> Any:
 
 
 def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
-    """A frozen graph in which nothing is left to XLA."""
+    """A frozen graph in which no function is marked for XLA."""
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     frozen = convert_variables_to_constants_v2(traced, lower_control_flow=False, aggressive_inlining=True)
@@ -255,13 +257,14 @@ def _without_xla(traced: Any, num_inputs: int) -> dict[str, Any]:
 
 
 def _without_weights(traced: Any, num_inputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A graph that is fed its large weights, and these by their names.
+    """A graph with its large weights as inputs, and these weights by their names.
 
-    A graph with loops keeps its weights: by them tf2onnx finds the recurrent layers, which ONNX has as operations.
+    Both are empty for a graph with loops: tf2onnx needs its weights to find recurrent layers, which are operations in
+    ONNX.
     """
     from tensorflow.python.framework import convert_to_constants as freezing
 
-    # `convert_variables_to_constants_v2` begins so, and goes on to make a function of the graph, which takes longer.
+    # This is the first half of `convert_variables_to_constants_v2`; its second half makes a function, and takes longer.
     data = freezing._FunctionConverterDataInEager(func=traced, lower_control_flow=False, aggressive_inlining=True)
     graph, read = freezing._replace_variables_by_constants(converter_data=data)
     if has_loops(graph):
@@ -297,9 +300,9 @@ def _large_weights(graph: Any) -> list[Any]:
 
 
 def _take_from_xla(graph: Any) -> None:
-    """Leave nothing to XLA: its functions stay calls, which ONNX does not have.
+    """Remove the marks for XLA from all functions: a marked function stays a call, which ONNX does not have.
 
-    Keras compiles convolutions in groups so, because TensorFlow has none of its own on a processor.
+    Keras lets XLA compile grouped convolutions, because TensorFlow has none of its own on a CPU.
     """
     for holder in (*graph.node, *graph.library.function, *(n for f in graph.library.function for n in f.node_def)):
         for mark in ("_XlaMustCompile", "_noinline"):
@@ -308,7 +311,7 @@ def _take_from_xla(graph: Any) -> None:
 
 def _named(graph: Any, inputs: list[str], num_inputs: int, outputs: list[str]) -> dict[str, Any]:
     """A graph for tf2onnx, with the names that its inputs and outputs get."""
-    order = sorted(f"output_{index}" for index in range(len(outputs)))  # as the function gives out its dict
+    order = sorted(f"output_{index}" for index in range(len(outputs)))  # the function returns its dict in this order
     named = dict(zip(inputs, (f"input_{index}" for index in range(num_inputs)), strict=False))
     return {
         "graph_def": graph,
@@ -319,17 +322,17 @@ def _named(graph: Any, inputs: list[str], num_inputs: int, outputs: list[str]) -
 
 
 def _plain(name: str, tensor: Any) -> Any:
-    """An output as ONNX has it. The identity makes two of what is given out twice."""
+    """An output as ONNX has it. The identity gives a tensor that is two outputs a name for each of them."""
     if not tf.is_tensor(tensor) or not isinstance(tensor, tf.Tensor):
         raise _NotConvertible(f"ONNX has no {type(tensor).__name__}, which the output {name} is")
     if tensor.dtype.is_complex or tensor.dtype == tf.string:
-        # Numbers as text have other last digits elsewhere.
+        # Another runtime may print other last digits where numbers become text.
         raise _NotConvertible(f"{tensor.dtype.name} is not converted, which the output {name} holds")
     return tf.identity(tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor)
 
 
 def _refuse_state(function: Any) -> None:
-    """A converted step would answer every batch as if it were the first, and draw the same numbers for ever."""
+    """Refuse a step with state or random numbers: converted, it would answer each batch as the first one."""
     state = changes_of(function).state
     if state.kind == NONE:
         return
@@ -346,7 +349,7 @@ def _refuse_large(function: Any) -> None:
 
 @contextmanager
 def _captured_logs() -> Iterator[list[logging.LogRecord]]:
-    """What tf2onnx logs, which goes nowhere else: among it are the operations that it left as they were."""
+    """Catch the log of tf2onnx, which then goes nowhere else. It names the operations that could not be converted."""
     records: list[logging.LogRecord] = []
 
     class Collector(logging.Handler):
@@ -367,14 +370,14 @@ def _captured_logs() -> Iterator[list[logging.LogRecord]]:
 
 
 def _refuse_unknown(proto: Any) -> None:
-    """Refuse what still has operations of TensorFlow in it: tf2onnx writes that, too."""
+    """Refuse a graph that still has operations of TensorFlow: tf2onnx writes such graphs without an error."""
     unknown = list(dict.fromkeys(unknown_operations(proto.graph)))
     if unknown:
         raise _NotConvertible(f"ONNX has no {', '.join(unknown[:5])}{', …' if len(unknown) > 5 else ''}")
 
 
 def _refuse_failed(records: Iterable[logging.LogRecord]) -> None:
-    """Refuse what tf2onnx says that it could not convert."""
+    """Refuse a step if the log of tf2onnx says that a node could not be converted."""
     for record in records:
         # The arguments of "Failed to convert node": its name, the converter, and a summary that begins with OP=.
         if record.levelno >= logging.ERROR and record.exc_info and isinstance(record.args, tuple):
@@ -384,7 +387,7 @@ def _refuse_failed(records: Iterable[logging.LogRecord]) -> None:
 
 
 def _check(proto: Any) -> None:
-    """Refuse what is no valid ONNX, as where types do not match: tf2onnx writes that, too."""
+    """Refuse a graph that is no valid ONNX, such as one whose types do not match: tf2onnx writes such graphs."""
     import onnx.checker
 
     try:

@@ -1,4 +1,4 @@
-"""Layers of Keras 1 as layers of Keras 3, which runs them on every backend. `keras1` puts them together."""
+"""Layers of Keras 1 as layers of Keras 3, which runs them on every backend. `keras1.model` puts them together."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def translate(kind: str, config: Config, arrays: list[Array], origin: Origin) ->
     """The layer of class `kind`.
 
     Raises:
-        ModelError: There is no such layer, or it did what cannot be done any more.
+        ModelError: There is no such layer, or it cannot be translated.
     """
     if kind in origin.custom_objects:
         layer = origin.custom_objects[kind].from_config(config)
@@ -40,7 +40,7 @@ def translate(kind: str, config: Config, arrays: list[Array], origin: Origin) ->
 
 
 def _plain(kind: str, **renamed: str) -> Callable[..., Translation]:
-    """A layer without weights; `renamed` is its argument today to its name in Keras 1."""
+    """A layer without weights; `renamed` maps its arguments in Keras 3 to their names in Keras 1."""
 
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
         arguments = {new: config[old] for new, old in renamed.items() if config.get(old) is not None}
@@ -50,7 +50,7 @@ def _plain(kind: str, **renamed: str) -> Callable[..., Translation]:
 
 
 def _nothing(config: Config, arrays: list[Array], origin: Origin) -> Translation:
-    """Layers that do something while training only."""
+    """A layer that does something only in training: it becomes the identity."""
     return Translation([keras.layers.Activation("linear", name=config["name"])])
 
 
@@ -89,7 +89,7 @@ def _batch_normalization(config: Config, arrays: list[Array], origin: Origin) ->
 
 
 _GATES = {"LSTM": (0, 2, 1, 3), "GRU": (0, 1, 2), "SimpleRNN": (0,)}
-"""The order in which Keras wants the gates that Keras 1 wrote as i, c, f, o and z, r, h."""
+"""The order of the gates in Keras 3, by their places in Keras 1, which wrote i, c, f, o and z, r, h."""
 
 
 def _recurrent(kind: str) -> Callable[..., Translation]:
@@ -117,7 +117,7 @@ def _recurrent_layer(kind: str, config: Config, origin: Origin) -> Any:
 
 
 def joined_gates(kind: str, arrays: list[Array]) -> list[Array]:
-    """W, U and b of all gates side by side; with `consume_less="gpu"` Keras 1 wrote them so."""
+    """W, U and b, each with all gates side by side. With `consume_less="gpu"`, Keras 1 wrote them in this form."""
     if len(arrays) == 3:
         return arrays
     return [np.concatenate([arrays[3 * gate + part] for gate in _GATES[kind]], axis=-1) for part in range(3)]
@@ -130,7 +130,7 @@ def _bidirectional(config: Config, arrays: list[Array], origin: Origin) -> Trans
     inside = _recurrent_layer(kind, inner, origin)
     layer = keras.layers.Bidirectional(inside, merge_mode=config["merge_mode"], name=config["name"])
     for direction in (layer.forward_layer, layer.backward_layer):
-        # Keras copies the layer by the names of its functions, and by that name it has another hard_sigmoid.
+        # Keras copies the layer with the names of its functions, and its own hard_sigmoid is another function.
         direction.cell.activation = inside.cell.activation
         if kind != "SimpleRNN":
             direction.cell.recurrent_activation = inside.cell.recurrent_activation
@@ -140,7 +140,7 @@ def _bidirectional(config: Config, arrays: list[Array], origin: Origin) -> Trans
 
 
 def _computed(compute: Callable[[Config, Origin], lost.Compute]) -> Callable[..., Translation]:
-    """A layer that Keras does not have any more."""
+    """A layer that Keras 3 does not have any more; `lost` computes it."""
 
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
         return Translation([lost.layer(config["name"], compute(config, origin), arrays)])
@@ -169,7 +169,7 @@ def _lambda(config: Config, arrays: list[Array], origin: Origin) -> Translation:
 
 
 def old_function(config: Config, key: str, origin: Origin) -> Any:
-    """A function that the file names. Code in it is for a Python that is gone: only its name, or its layer's, helps."""
+    """The custom object with the name of a layer's function or of the layer. Code in the file is for an old Python."""
     for name in (config[key], config["name"]):
         if isinstance(name, str) and name in origin.custom_objects:
             return origin.custom_objects[name]

@@ -1,4 +1,4 @@
-"""What Keras 1 and Theano computed and Keras 3 does not: as functions of weights and a tensor, channels last."""
+"""Operations of Keras 1 and Theano that Keras 3 lacks, as functions of weights and a tensor with channels last."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ def layer(name: str, compute: Compute, arrays: list[Array]) -> Any:
 
 
 def hard_sigmoid(tensor: Any) -> Any:
-    """As it was until Keras 3, which has another slope."""
+    """The hard sigmoid as it was before Keras 3, in which its slope is another one."""
     return keras.ops.clip(0.2 * tensor + 0.5, 0.0, 1.0)
 
 
@@ -89,7 +89,7 @@ def cosine(parts: list[Any], tensors: Any) -> Any:
 
 
 def local_connections(sizes: Sequence[int], strides: Sequence[int], activation: Any) -> Compute:
-    """A convolution with weights of its own at every place; a patch is as flat as its weights."""
+    """A convolution with its own weights at every place. Each patch is made flat, as the weights are."""
     ops, rank = keras.ops, len(sizes)
     activate = keras.activations.get(activation)
 
@@ -121,7 +121,7 @@ def _patch(place: Sequence[int], sizes: Sequence[int], strides: Sequence[int]) -
 def transposed_convolution(
     lengths: Sequence[int], strides: tuple[int, ...], is_same: bool, is_theano: bool, activation: Any
 ) -> Compute:
-    """A transposed convolution whose output has just these lengths, as Keras 1 was told them."""
+    """A transposed convolution whose output has exactly these lengths, which the file of Keras 1 states."""
     ops = keras.ops
     activate = keras.activations.get(activation)
 
@@ -138,7 +138,7 @@ def transposed_convolution(
 
 
 def _cut(tensor: Any, axis: int, begin: int, length: int) -> Any:
-    """`length` places from `begin` on; zeros where there are not so many."""
+    """`length` places from `begin` on, filled up with zeros where the tensor ends before."""
     missing = begin + length - tensor.shape[axis]
     if missing > 0:
         tensor = keras.ops.pad(tensor, [(0, missing if i == axis else 0) for i in range(len(tensor.shape))])
@@ -146,7 +146,7 @@ def _cut(tensor: Any, axis: int, begin: int, length: int) -> Any:
 
 
 def theano_pooling(is_max: bool, sizes: Sequence[int], strides: Sequence[int]) -> Compute:
-    """Theano's `same`: windows begin before the first value, and what lies outside does not count."""
+    """Pooling with Theano's `same`: windows begin before the first value, and places outside do not count."""
     ops = keras.ops
     before = [max(size - 2 if size % 2 else size - 1, 0) for size in sizes]
     around = [(0, 0), *((pad, pad) for pad in before), (0, 0)]

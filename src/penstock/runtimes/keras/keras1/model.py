@@ -1,7 +1,7 @@
 """Whole models of Keras 1 (`.h5`, 2015 to 2017), read into Keras 3.
 
-Keras 1 wrote other names and other layouts of weights, and did not write its backend: on TensorFlow, weights are called
-`…:0`.
+Keras 1 used other names and other layouts of weights. Old files do not name their backend; on TensorFlow, the names of
+weights end with `:0`.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def load_keras1(path: str, custom_objects: dict[str, Any]) -> Any:
     names = [name for group in groups.values() for name, _ in group]
     is_theano = backend == "theano" or (not backend and not any(name.endswith(":0") for name in names))
     orderings = [each["dim_ordering"] for each in _configs(config) if each.get("dim_ordering") in ("th", "tf")]
-    # Layers that pad and repeat do not say where their channels are: as in the others, or as Keras 1 was set up.
+    # Layers that pad or repeat may not say where their channels are. They use the order of the first layer that does.
     origin = Origin(is_theano, orderings[0] if orderings else "tf", custom_objects)
     reading = _Reading(groups, origin)
     model = reading.model(config["class_name"], config["config"], "model")
@@ -49,7 +49,7 @@ def _configs(value: Any) -> Iterator[Config]:
 
 
 class _Reading:
-    """One file being read: layers are made where they are named, and get their weights when all have been called."""
+    """The reading of one file. Layers are made where the file names them; weights are set when all were called."""
 
     def __init__(self, groups: Groups, origin: Origin) -> None:
         self._groups = groups
@@ -76,7 +76,7 @@ class _Reading:
         return keras.Model(inputs[0] if len(inputs) == 1 else inputs, tensor, name=name)
 
     def _merged_branches(self, config: Config) -> tuple[list[Any], Any]:
-        """`Sequential` began with branches where it had several inputs."""
+        """The inputs and the merged tensor of a `Sequential` with several inputs: it begins with branches."""
         inputs: list[Any] = []
         tensors = []
         for branch in config["layers"]:
@@ -108,7 +108,7 @@ class _Reading:
                 tensors[name, 0, 0] = self._branch(layer)[1]
                 continue
             made = self._layer(layer)
-            # A model inside a model counts the call that made it as its first.
+            # For a model inside a model, call number 0 is the one that made it.
             first_call = 1 if layer["class_name"] in ("Sequential", "Model") else 0
             waiting += [(layer, made, first_call + i, node) for i, node in enumerate(layer["inbound_nodes"])]
         while waiting:
@@ -130,7 +130,7 @@ class _Reading:
         )
 
     def _layer(self, layer: Config) -> Translation:
-        """A layer, wrapper or model inside a model, with the arrays that are its own."""
+        """A layer, a wrapper or a model inside a model, with its own arrays."""
         kind, config = layer["class_name"], layer["config"]
         name = layer.get("name") or (config["name"] if isinstance(config, dict) else self._new_name())
         if kind in ("Sequential", "Model"):
@@ -146,12 +146,12 @@ class _Reading:
         return made
 
     def _new_name(self) -> str:
-        """A `Sequential` inside another has no name in the file."""
+        """A name for a `Sequential` inside another, which has none in the file."""
         self._nameless += 1
         return f"sequential_{self._nameless}"
 
     def _inside(self, name: str, make: Any) -> Translation:
-        """What `make` makes, its arrays taken from the group of the layer around it, if it has one."""
+        """The result of `make`, whose arrays come from the group of the layer around it, if there is such a group."""
         if name not in self._groups or self._scopes:
             made: Translation = make()
             return made
@@ -173,7 +173,7 @@ class _Reading:
             return [array for _, array in self._groups.get(name, [])]
         arrays: list[Array] = []
         for weight, array in self._scopes[-1]:
-            # `conv_1_W` belongs to `conv_1`, not to `conv`, wherever there are both.
+            # If there is a `conv` and a `conv_1`, `conv_1_W` belongs to `conv_1` only.
             if any(weight.startswith(f"{owner}_") and _is_part(weight[len(owner) + 1 :]) for owner in owners):
                 arrays.append(array)
         return arrays

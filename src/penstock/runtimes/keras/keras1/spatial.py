@@ -1,8 +1,8 @@
-"""Layers of Keras 1 over places: convolutions, pooling, padding.
+"""Spatial layers of Keras 1: convolutions, pooling, padding.
 
-Theano turns the kernels of a convolution around, pads `same` by half a kernel on both sides, and pools `same` from
-before the first value. `th` layers have their channels first, which TensorFlow cannot compute on a CPU: they are
-computed with channels last, between two permutations.
+Theano flips the kernels of a convolution, pads `same` by half a kernel on both sides, and begins `same` pooling before
+the first value. Layers with the ordering `th` have their channels first, which TensorFlow cannot compute on a CPU: they
+are computed with channels last, between two permutations.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from penstock.runtimes.keras.keras1.translation import Config, Origin, Translati
 
 
 def _between_permutations(steps: list[Any], rank: int, name: str, *, restore: bool = True) -> list[Any]:
-    """These steps for a tensor whose channels come first; `rank` counts no rows."""
+    """These steps for a tensor whose channels come first; `rank` does not count the dimension of the rows."""
     to_last = keras.layers.Permute((*range(2, rank + 1), 1), name=f"{name}_channels_last")
     if not restore:
         return [to_last, *steps]
-    # The last step has the layer's own name: outputs are named by it.
+    # The last step has the layer's own name, because outputs are named after it.
     return [to_last, *steps, keras.layers.Permute((rank, *range(1, rank)), name=name)]
 
 
@@ -63,7 +63,7 @@ def _kernel_sizes(config: Config, rank: int) -> tuple[int, ...]:
 
 
 def kernel_of_today(kernel: Array, sizes: tuple[int, ...], is_channels_first: bool, is_theano: bool) -> Array:
-    """A kernel as Keras has it now: lengths, then channels in, then channels out."""
+    """A kernel in the layout of Keras 3: lengths, then channels in, then channels out."""
     rank = len(sizes)
     if rank == 1:
         if kernel.shape[:2] != (sizes[0], 1):  # before Keras 1.1.1: out, in, length, 1
@@ -77,7 +77,7 @@ def kernel_of_today(kernel: Array, sizes: tuple[int, ...], is_channels_first: bo
 def _padding(
     mode: str, sizes: Sequence[int], rates: Sequence[int], origin: Origin
 ) -> tuple[tuple[int, int], ...] | None:
-    """What has to be put around by hand, because Theano does it otherwise; None where Keras does the same."""
+    """The padding that must be added as a layer, because Theano pads differently; None where Keras pads alike."""
     spans = [(size - 1) * rate + 1 for size, rate in zip(sizes, rates, strict=True)]
     if mode == "full":
         return tuple((span - 1, span - 1) for span in spans)
@@ -117,7 +117,7 @@ def locally_connected(rank: int) -> Callable[..., Translation]:
         name, sizes = config["name"], _kernel_sizes(config, rank)
         weights, biases = arrays[0], arrays[1:]
         if first:
-            # The values of a patch come channels first, and the bias was reshaped, not permuted, when it was added.
+            # The values of a patch are stored with channels first; Keras 1 reshaped the bias instead of permuting it.
             places, _, filters = weights.shape
             weights = weights.reshape(places, -1, *sizes, filters).transpose(0, 2, 3, 1, 4)
             weights = weights.reshape(places, -1, filters)
@@ -157,7 +157,7 @@ def global_pooling(kind: str, rank: int) -> Callable[..., Translation]:
 
 
 def around(kind: str, rank: int) -> Callable[..., Translation]:
-    """Padding, cropping and repeating of every axis but the channels."""
+    """Layers that pad, crop or repeat every axis except the channels."""
 
     def make(config: Config, arrays: list[Array], origin: Origin) -> Translation:
         first = rank > 1 and origin.is_channels_first(config)
@@ -171,7 +171,7 @@ def around(kind: str, rank: int) -> Callable[..., Translation]:
 
 
 def _amounts(given: Any, rank: int) -> Any:
-    """What to put before and behind each axis; Keras 1 took numbers, pairs, flat lists and dicts."""
+    """The amounts before and behind each axis. Keras 1 took numbers, pairs, flat lists and dicts."""
     if isinstance(given, dict):
         sides = ("left_pad", "right_pad") if rank == 1 else ("top_pad", "bottom_pad", "left_pad", "right_pad")
         given = [given.get(side, 0) for side in sides]

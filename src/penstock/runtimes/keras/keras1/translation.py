@@ -1,4 +1,4 @@
-"""What a layer of Keras 1 becomes, and what its file says of all layers together."""
+"""The layers that a layer of Keras 1 becomes, and what its file says about all layers."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ Config = dict[str, Any]
 
 @dataclass
 class Translation:
-    """One layer of Keras 1: the layers that do its work, one after the other, and the one that takes its weights."""
+    """One layer of Keras 1: the layers that replace it, one after the other, and the one that takes its weights."""
 
     steps: list[Any]
     weighted: Any = None
@@ -23,14 +23,14 @@ class Translation:
         return tensors
 
     def set_weights(self) -> None:
-        """Give the layer its weights; it must have been called."""
+        """Give the layer its weights. It must have been called before."""
         if self.weighted is not None:
             self.weighted.set_weights(self.arrays)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a file says of all its layers together: its backend, and where channels are when a layer does not say."""
+    """What a file says about all its layers: its backend, and the place of channels in layers that do not state it."""
 
     is_theano: bool
     dim_ordering: str

@@ -1,1 +1,1 @@
-"""Keras models that learn: one trainer for each backend, with the step that Keras itself would run."""
+"""Training of Keras models: one trainer for each backend, with the step that Keras itself would run."""

@@ -18,7 +18,10 @@ def flat_callbacks(callbacks: Any) -> list[Any]:
 
 
 class KerasCallbacks:
-    """A `CallbackList` of Keras with a History in it. Hooks that no callback has are not called: reading logs waits."""
+    """A `CallbackList` of Keras with a History in it.
+
+    Hooks that no callback overrides are not called, because reading the logs for them waits for the device.
+    """
 
     def __init__(
         self, model: Any, callbacks: Any, *, verbose: Any, epochs: int, steps: int | None, initial_epoch: int = 0
@@ -52,7 +55,7 @@ class KerasCallbacks:
 
     @property
     def history(self) -> Any:
-        """What the callbacks have kept of every epoch."""
+        """Keras's History of the epochs."""
         return self._model.history
 
     @property
@@ -62,7 +65,7 @@ class KerasCallbacks:
 
     @property
     def initial_epoch(self) -> int:
-        """The epoch to begin with: what a callback asked for when it restored the model, else what was given."""
+        """The epoch to begin with: the one that a callback set when it restored the model, else the one given."""
         return int(self._model._initial_epoch or self._initial_epoch)
 
     def train_begin(self) -> None:
@@ -102,12 +105,12 @@ class KerasCallbacks:
         self._list.on_test_end(dict(logs))
 
     def state(self) -> Any:
-        """What the callbacks have counted and kept: those of their attributes that are plain values or arrays."""
+        """The state of the callbacks: attributes that are plain values or arrays, and whether one ended training."""
         kept = [(type(each).__name__, _plain_attributes(each), _operations(each)) for each in self._list.callbacks]
         return {"is_stopped": self.is_stopped, "callbacks": kept}
 
     def restore(self, state: Any) -> None:
-        """Give callbacks of the same classes, in their order, what they had."""
+        """Give the state back to callbacks of the same classes, in their order."""
         left = list(state["callbacks"])
         for callback in self._list.callbacks:
             kept = next((each for each in left if each[0] == type(callback).__name__), None)
@@ -119,7 +122,7 @@ class KerasCallbacks:
 
 
 _OF_RUN = ("_model", "model", "_params", "params")
-"""What Keras gives every callback."""
+"""Attributes that Keras sets on every callback."""
 
 
 def _plain_attributes(callback: Any) -> dict[str, Any]:
@@ -127,9 +130,9 @@ def _plain_attributes(callback: Any) -> dict[str, Any]:
 
 
 def _operations(callback: Any) -> dict[str, str]:
-    """Attributes that are functions of Keras, by their names: how a callback compares what it monitors.
+    """Attributes that are functions of Keras, to their names: with these, callbacks compare the values they monitor.
 
-    Without it a callback would choose once more, and turn the sign of its `min_delta`, which is turned already.
+    Without its function, a restored callback would choose one again, and turn the sign of `min_delta` a second time.
     """
     named = {name: getattr(value, "__name__", "") for name, value in vars(callback).items() if callable(value)}
     return {

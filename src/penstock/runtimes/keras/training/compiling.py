@@ -1,4 +1,4 @@
-"""How a model is compiled for training: as it was saved, as it was asked for, or with a loss that fits the labels."""
+"""Compiles a model for training: as it was saved, as the user asked, or with a loss that fits the labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ADAM = "adam"
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What was asked for; what was not stays as the model was compiled. `losses` and `metrics` are by output."""
+    """What the user asked for; the rest stays as the model was compiled. `losses` and `metrics` are by output."""
 
     losses: Mapping[str, Any]
     metrics: Mapping[str, list[Any]]
@@ -28,10 +28,10 @@ class CompileRequest:
 
 
 def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[str, TensorSpec]) -> list[str]:
-    """Compile a model, as far as it is not; `labels` are the columns of true answers, by output.
+    """Compile a model, as far as it is not compiled yet; `labels` are the columns of true answers, by output.
 
     Returns:
-        What was decided, in words.
+        Remarks for the user on what was decided.
 
     Raises:
         ModelError: The model is not compiled, and no loss fits.
@@ -72,7 +72,7 @@ def compile_for_training(model: Any, request: CompileRequest, labels: Mapping[st
 
 
 def check_trainable(model: Any, location: str) -> None:
-    """Refuse a model of which training would change nothing. A model that is not built yet is not judged."""
+    """Refuse a model without trainable weights. A model that is not built yet is not refused."""
     if model.built and not model.trainable_variables:
         raise ModelError(
             "the model has no weights to train",
@@ -138,7 +138,7 @@ def propose_loss(model: Any, output: str, label: TensorSpec) -> tuple[Any, str |
     """The loss that fits the last layer and the labels, the metric that goes with it, and why.
 
     Raises:
-        ModelError: None does for sure.
+        ModelError: No loss fits for certain.
     """
     shape, activation = _last_layer(model, output)
     size = shape[-1] if shape else None
@@ -146,7 +146,7 @@ def propose_loss(model: Any, output: str, label: TensorSpec) -> tuple[Any, str |
     is_class = is_whole or label.dtype == "bool"
     is_vector = label.shape is not None and tuple(label.shape) == tuple(shape or ()) and len(shape or ()) > 0
     losses = keras.losses
-    # Whole numbers with gaps are floats in pandas. Only a softmax says that such numbers are classes.
+    # In pandas, whole numbers with missing values are floats. Only a softmax shows that such numbers are classes.
     is_softmax = activation == "softmax" and label.dtype.startswith("float")
     is_class = is_class or is_softmax
     if is_class and not label.shape and size is not None and size > 1 and activation in ("softmax", "linear"):

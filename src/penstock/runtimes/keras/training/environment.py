@@ -14,14 +14,14 @@ _VIRTUAL = "--xla_force_host_platform_device_count="
 
 
 def environment_for(backend: str, devices: Sequence[Device], threads: int) -> dict[str, str]:
-    """The variables of a process that trains on these devices; those of a CPU are virtual ones."""
-    # JAX has one limit for all of its GPUs.
+    """The environment variables of a process that trains on these devices. Several CPU devices are virtual ones."""
+    # JAX has only one memory limit for all of its GPUs: the smallest one is used.
     first = min(devices, key=lambda device: device.memory_limit)
     environment = kinds.runtime(backend).make().environment(first, threads)
     flags = os.environ.get("XLA_FLAGS", "")
     if first.kind == "gpu":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid or str(device.index) for device in devices)
-        # Kernels that replicas need for equal bits cost time, and no bits are promised for training on a GPU.
+        # Training on a GPU promises no equal bits, so it does without deterministic kernels, which cost time.
         environment["XLA_FLAGS"] = flags
     elif backend == "jax" and len(devices) > 1:
         environment["XLA_FLAGS"] = f"{environment['XLA_FLAGS']} {_VIRTUAL}{len(devices)}".strip()
@@ -29,7 +29,7 @@ def environment_for(backend: str, devices: Sequence[Device], threads: int) -> di
 
 
 def prepare(backend: str, devices: Sequence[Device], threads: int) -> None:
-    """What is set in the process itself, before its framework computes anything."""
+    """Set the process's threads, devices and memory limits, before its framework computes anything."""
     if backend == "torch":
         torch.set_num_threads(threads)
         _limit_torch(devices[0])
@@ -41,7 +41,7 @@ def prepare(backend: str, devices: Sequence[Device], threads: int) -> None:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(devices))
     if devices[0].kind == "gpu":
-        # They are visible in this order. Memory grows up to the limit, as TF_FORCE_GPU_ALLOW_GROWTH says.
+        # The GPUs are visible in the order of `devices`. TF_FORCE_GPU_ALLOW_GROWTH lets memory grow up to the limit.
         for gpu, device in zip(tf.config.list_physical_devices("GPU"), devices, strict=False):
             if device.memory_limit:
                 share = tf.config.LogicalDeviceConfiguration(memory_limit=max(1, device.memory_limit >> 20))

@@ -10,7 +10,7 @@ from penstock.core.training import TrainBatch
 from penstock.runtimes.keras.training.read_ahead import ReadAhead, close_iterator
 
 DEPTH = 3
-"""Batches that are on the device, or on their way to it, beside the one that is worked on."""
+"""How many batches are on the device, or on their way to it, beside the one that is worked on."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Several processes of JAX that train together: how they meet, agree and part."""
+"""Several processes of JAX that train together: how they connect, exchange messages and disconnect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.runtimes.frameworks import jax
 _MEET_S = 300
 _DEAD_AFTER_S = 30
 _WAIT_MS = 24 * 3600 * 1000
-"""Whoever watches the processes ends them long before."""
+"""The longest wait at a barrier. The process that watches the gang ends it long before."""
 
 
 class JaxGang:
@@ -38,7 +38,7 @@ class JaxGang:
                 gang.rank,
                 cluster_detection_method="deactivate",
                 initialization_timeout=_MEET_S,
-                # The default is every address of the machine.
+                # By default, the service would listen on every address of the machine.
                 coordinator_bind_address=gang.coordinator,
                 heartbeat_timeout_seconds=_DEAD_AFTER_S,
             )
@@ -59,6 +59,6 @@ class JaxGang:
         return [text for _, text in sorted(self._client.key_value_dir_get(folder))]
 
     def part(self) -> None:
-        """Wait for the others, and end the line: from now on a process that ends does not end the others."""
+        """Wait for the other processes, and close the line. After that, a process that ends does not end the others."""
         self.gather("end")
         jax.distributed.shutdown()

@@ -26,7 +26,7 @@ class GivenBatch(TrainBatch):
 
 
 def pack_given(batch: TrainBatch) -> Any:
-    """What `train_step` takes, of a batch of `GivenData`."""
+    """The data for `train_step`, from a batch of `GivenData`."""
     assert isinstance(batch, GivenBatch)
     return batch.given
 
@@ -45,7 +45,7 @@ class DataArguments:
 
 
 def split_off(given: DataArguments, share: float, validation_data: Any) -> tuple[DataArguments, DataArguments | None]:
-    """The data to train on, and what to validate with: given, or the last rows of the arrays, as in `model.fit`."""
+    """The data for training and for validation. The latter is given, or the last rows of the arrays (as in Keras)."""
     from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 
     if share and validation_data is None:
@@ -73,7 +73,7 @@ class GivenData:
         self._is_begun_anew = is_begun_anew  # data for validation; training goes on where the last epoch ended
 
     def _with_numbers(self, x: Any) -> Any:
-        """Arrays travel with the numbers of their rows, so that rows can be named after shuffling."""
+        """`x` with the numbers of its rows, so that rows can still be named after shuffling."""
         first = next((leaf for leaf in keras.tree.flatten(x) if leaf is not None), None) if self._has_numbers else None
         if first is None or not hasattr(first, "shape"):
             self._has_numbers = False
@@ -95,7 +95,7 @@ class GivenData:
         return {}
 
     def first(self) -> Any:
-        """One batch, as `train_step` takes it; it comes again."""
+        """The first batch, as `train_step` takes it. The first epoch begins with it again."""
         for _, _, (data, *_) in self._epochs:
             self._epochs.reset()
             return self._unpacked(data)[0]
@@ -113,7 +113,7 @@ class GivenData:
                 yield GivenBatch(rows, {}, {}, {}, numbers, given=given)
 
     def read(self, numbers: Any) -> TrainBatch:
-        """Rows of the arrays, to look at: columns of floats, without their names."""
+        """The given rows of the arrays, for a check of their values: columns of floats only, without their names."""
         numbers = np.asarray(numbers)
         leaves = [leaf for leaf in keras.tree.flatten(self._arrays) if hasattr(leaf, "__array__")]
         arrays = [np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf) for leaf in leaves]
@@ -126,7 +126,7 @@ class GivenData:
         x, y, weights = unpack_x_y_sample_weight(data)
         if self._has_numbers:
             numbers, x = x[_NUMBERS], x["x"]
-            # As Keras does: a `train_step` may say `x, y = data` where there are no weights.
+            # Packed as Keras packs it: a `train_step` may do `x, y = data` where there are no weights.
             return keras.utils.pack_x_y_sample_weight(x, y, weights), numbers, len(numbers)
         rows = _num_rows(x)
         return data, np.arange(self._count, self._count + rows), rows

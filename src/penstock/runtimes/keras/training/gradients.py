@@ -1,7 +1,7 @@
-"""What happens to gradients before the optimizer sees them, on TensorFlow and torch: added up over pieces and devices.
+"""Adds gradients up over pieces and devices on TensorFlow, before they reach the optimizer.
 
-The hook stands before `optimizer.apply`, so a model's own `train_step` goes through it, too. Gradients are reduced
-before they are clipped: Keras clips those of each replica, which is another step than that of the whole batch.
+The hook replaces `optimizer.apply`, so a model's own `train_step` calls it, too. Gradients are added up before they are
+clipped: Keras itself clips the gradients of each replica, which gives another step than the whole batch would.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from penstock.runtimes.keras.training.pieces import Piece, current_piece
 
 
 class GradientHook:
-    """Stands before a model's optimizer until `remove`."""
+    """Replaces the `apply` of a model's optimizer until `remove`."""
 
     def __init__(self, model: Any, strategy: Any = None, is_sum: bool = False) -> None:
         self._model, self._strategy = model, strategy
-        self._is_sum = is_sum  # what the losses are that a step computes by hand
+        self._is_sum = is_sum  # whether losses that a step computes by hand are sums over rows
         self._accumulators: list[Any] = []
         self._apply = model.optimizer.apply
         object.__setattr__(model.optimizer, "apply", self._take)
@@ -28,13 +28,13 @@ class GradientHook:
                 object.__setattr__(optimizer, "_all_reduce_sum_gradients", _as_they_are)
 
     def remove(self) -> None:
-        """Let the optimizer be as it was."""
+        """Make the optimizer as it was before."""
         vars(self._model.optimizer).pop("apply", None)
         for optimizer in optimizers_of(self._model):
             vars(optimizer).pop("_all_reduce_sum_gradients", None)
 
     def prepare(self) -> None:
-        """Make the variables that gradients are added up in."""
+        """Make the variables in which gradients are added up."""
         if self._accumulators:
             return
         for variable in self._model.trainable_variables:
@@ -48,7 +48,7 @@ class GradientHook:
             )
 
     def forget(self) -> None:
-        """Drop what was added up: the pieces of a step that failed count for nothing."""
+        """Drop the sums: the pieces of a step that failed do not count."""
         for accumulator in self._accumulators:
             accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
 
@@ -58,7 +58,7 @@ class GradientHook:
             self._apply(grads, trainable_variables)
             return
         if not piece.is_weighted:
-            # A device that only repeats a row has a share of nothing.
+            # A device that only repeats a row has a share of 0.
             weight = tf.cast(piece.share > 0, tf.float32) if self._is_sum else piece.share
             grads = [g if g is None else g * tf.cast(weight, g.dtype) for g in grads]
         if self._accumulators:

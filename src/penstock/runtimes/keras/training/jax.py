@@ -1,8 +1,8 @@
 """The trainer of Keras models on JAX: one compiled step, on one device or with the batch laid out over several.
 
-The step is compiled for the whole batch, so its mathematics are those of one device, batch normalisation included.
-JAX divides an array evenly or not at all: a batch is laid out over as many devices as divide it.
-Where several processes train together, each of them has its share of a batch, or all of one that devices do not divide.
+The step is compiled for the whole batch, so it computes the same as one device would, batch normalisation included.
+JAX can only divide an array evenly, so a batch is laid out over as many devices as divide its rows without a rest.
+Where several processes train together, each has its share of a batch, or the whole batch if it cannot be divided.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.runtimes.keras.training.variables import variables_of
 
 
 class JaxTrainer(KerasTrainer):
-    """The model's own step, compiled; the state is passed through it and goes back to the variables when asked for."""
+    """Runs the model's own step, compiled. The step takes and returns the state; the variables get it when needed."""
 
     def __init__(
         self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[Any], loss: str | None = None
@@ -69,7 +69,8 @@ class JaxTrainer(KerasTrainer):
 
         def place(batch: TrainBatch) -> Any:
             placed = self._on_device(self._pack(batch), batch.rows)
-            # Memory that is borrowed may be written again. Of other arrays the next batch is gathered meanwhile.
+            # Borrowed memory may be overwritten, so wait for its copy. Other arrays need no wait: the next batch can be
+            # gathered meanwhile.
             return jax.block_until_ready(placed) if batch.is_borrowed else placed
 
         return placed_ahead(batches, place)
@@ -79,9 +80,9 @@ class JaxTrainer(KerasTrainer):
             return batch.placed
         data = self._pack(batch)
         if batch.is_borrowed:
-            # JAX may use the memory of an array as it is, and is not done when the step returns.
+            # JAX may read the array's own memory, and may still do so after the call of the step has returned.
             data = keras.tree.map_structure(lambda leaf: None if leaf is None else np.array(leaf), data)
-        # Pieces are cut on the host.
+        # Pieces are cut on the host, so the batch stays there.
         return data if self._pieces > 1 else self._on_device(data, batch.rows)
 
     def _train(self, data: Any, rows: int) -> Any:
@@ -97,14 +98,14 @@ class JaxTrainer(KerasTrainer):
         return logs
 
     def _leave_with_model(self) -> None:
-        """Callbacks that need the weights call `model.jax_state_sync`, which reads this.
+        """Leave the state where `model.jax_state_sync` reads it: callbacks that need the weights call that.
 
-        Set past Keras's tracking, which would look at every array in it after every step.
+        It is set past Keras's tracking, which would look at every array in it after every step.
         """
         vars(self.model)["_jax_state"] = dict(zip(_names(self._kind), self._state, strict=True))
 
     def _take_from_model(self, kind: str) -> None:
-        """Have the state of a step, unless it is that of the last one and no callback has asked for it."""
+        """Read the state for a step from the model, unless the last step left it and nothing has synced it since."""
         model = self.model
         if not model._jax_state_synced and self._kind == kind:
             return
@@ -119,8 +120,8 @@ class JaxTrainer(KerasTrainer):
         if self._sums is None:
             self._sums = [np.zeros(v.shape, v.dtype) for v in self.model.trainable_variables]
         logs = None
-        # Of a batch that is divided over processes, this one has fewer rows, and so have its pieces. The last batch of
-        # an epoch may have too few for all of them: a piece without rows would have no mean.
+        # Where a batch is divided over processes, this process has only some of its rows, and so have its pieces. The
+        # last batch of an epoch may have too few rows for all pieces, and a piece without rows has no mean.
         own = next(len(leaf) for leaf in keras.tree.flatten(data) if leaf is not None)
         if own < rows:
             pieces = even_pieces(own, pieces, jax.local_device_count())
@@ -136,7 +137,7 @@ class JaxTrainer(KerasTrainer):
         return logs
 
     def _piece_step(self) -> Any:
-        """The model's step with an optimizer that adds gradients up, and applies their sum after the last piece."""
+        """The model's step for one piece: the optimizer adds gradients up, and applies the sum after the last piece."""
         model = self.model
 
         def step(state: Any, data: Any, share: Any, sums: Any, what: tuple[bool, bool]) -> Any:
@@ -171,7 +172,7 @@ class JaxTrainer(KerasTrainer):
 
     @property
     def _may_run_out(self) -> bool:
-        """One process of several that works on pieces alone would wait for the others for ever."""
+        """False in a gang: if only one process began to work on pieces, it would wait for the others for ever."""
         return not isinstance(self._layout, _GangLayout)
 
     def _sync(self) -> None:
@@ -196,7 +197,7 @@ class JaxTrainer(KerasTrainer):
 
     def restore(self, state: Mapping[str, Array]) -> None:
         self._sync()
-        # What a step that failed has left.
+        # Drop what a failed step has left.
         self._state = self._sums = vars(self.model)["_jax_state"] = None
         super().restore(state)
 
@@ -239,7 +240,7 @@ def _adding_up(optimizer: Any, weight: Any, sums: Any, is_last: bool) -> Iterato
         if not is_last:
             after[0] = total
             return trainable_variables, optimizer_variables
-        after[0] = [jax.numpy.zeros_like(s) for s in sums]  # NaN times 0 would stay NaN
+        after[0] = [jax.numpy.zeros_like(s) for s in sums]  # not `s * 0`: NaN would stay NaN
         return apply(optimizer_variables, total, trainable_variables)
 
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)
@@ -250,10 +251,10 @@ def _adding_up(optimizer: Any, weight: Any, sums: Any, is_last: bool) -> Iterato
 
 
 class _Layout:
-    """Several devices as a grid whose sides are prime, so that a batch can be laid out over some sides of it."""
+    """Several devices as a grid whose sides are prime numbers. A batch can be laid out over some of the sides."""
 
     logs: Any = None
-    """How JAX lays out what a step reports: as it likes."""
+    """The layout of the logs of a step; None leaves it to JAX."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
         sides = _prime_factors(len(devices))
@@ -270,7 +271,7 @@ class _Layout:
         return jax.device_put(value, self._first)
 
     def spread(self, data: Any, rows: int) -> Any:
-        """A batch with its rows divided over as many devices as divide it; the others work on copies."""
+        """A batch whose rows are divided over as many devices as they divide evenly; the other devices have copies."""
         names, parts = [], 1
         for name, size in self._sides.items():
             if rows % (parts * size) == 0:
@@ -295,7 +296,7 @@ class _GangLayout:
         self.logs = self.replicated
 
     def copied(self, value: Any) -> Any:
-        """A value on every device. All processes have the same one."""
+        """A value on every device. All processes must give the same value."""
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             return value
         value = np.asarray(value)
@@ -305,7 +306,7 @@ class _GangLayout:
         return jax.device_put(np.asarray(value), jax.local_devices()[0])
 
     def spread(self, data: Any, rows: int) -> Any:
-        """A batch of so many rows, of which every process has its share, or all."""
+        """A batch of `rows` rows on the devices. Each process gives its share of them, or all of them."""
         return keras.tree.map_structure(lambda leaf: None if leaf is None else self._laid_out(leaf, rows), data)
 
     def _laid_out(self, leaf: Any, rows: int) -> Any:

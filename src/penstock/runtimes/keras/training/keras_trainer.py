@@ -1,4 +1,4 @@
-"""What the trainers of all backends have in common: packing, pieces when memory runs short, results and state."""
+"""The base of the trainers of all backends: packing, pieces when memory runs short, results and state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.runtimes.keras.training.variables import read_variables, variables
 
 _KEPT_ON_THE_MODEL = "_penstock_steps"
 Pack = Callable[[TrainBatch], Any]
-"""From a batch to what the model's `train_step` takes: (x, y) or (x, y, sample_weight), in the model's structures."""
+"""Makes the data for the model's `train_step` from a batch: (x, y) or (x, y, sample_weight), in its structures."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class StepSettings:
     """How a batch is worked on."""
 
     accumulate: int = 1
-    """A batch is worked on in so many pieces, and the weights change once."""
+    """In how many pieces a batch is worked on. The weights change once for all of them."""
     is_undoable: bool = False
-    """Whether a step can be undone: a copy of everything is kept."""
+    """Whether a step can be undone. If so, the state before each step is kept."""
     are_errors_told: bool = False
-    """Whether what a step raises becomes a ModelError of one line; else it stays as `model.fit` would raise it."""
+    """Whether an error in a step becomes a ModelError of one line; else it stays as `model.fit` would raise it."""
     step: StepFunction | None = None
-    """The user's own, in the place of the model's `train_step`."""
+    """The user's own step, which replaces the model's `train_step`."""
     scaled: ScaledData | None = None
     """What is done to inputs before the step, on the device."""
     all_reduce: str = "auto"
@@ -52,13 +52,13 @@ class KerasTrainer(ABC):
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None = None) -> None:
         self.model = model
         self.remarks: list[str] = []
-        """What the user should know, of the beginning and since."""
+        """All remarks for the user so far."""
         self.on_remark: Callable[[str], None] | None = None
-        """Called with every further remark."""
+        """Called with every remark that is made after the start."""
         self._pack = pack
         self._settings = settings
         self._pieces = settings.accumulate
-        self._loss = loss  # how the losses of pieces make that of a batch; None before it was measured
+        self._loss = loss  # how the losses of pieces make the loss of a batch; None before it was found out
         self._logs: Any = {}
         self._before: dict[str, Array] = {}
         self._fitting: set[int] = set()  # numbers of rows that fit into memory
@@ -81,10 +81,10 @@ class KerasTrainer(ABC):
         """One step, with the gradients of `pieces` pieces added up."""
 
     def _check_pieces(self, data: Any, rows: int) -> None:
-        """Find out, before the first piece, how the losses of pieces make that of a batch.
+        """Find out, before the first piece, how the losses of pieces make the loss of a batch.
 
         Raises:
-            OutOfMemory: They do not. Where pieces were asked for, this was refused before.
+            OutOfMemory: This cannot be found out. Where the user asked for pieces, the job was refused before.
         """
         if self._loss is None:
             few = max(2, rows // self._pieces)
@@ -138,7 +138,7 @@ class KerasTrainer(ABC):
             raise ModelError(problem, received=one_line(error), hint="_penstock/log.txt has the stack trace") from error
 
     def fits(self, batch: TrainBatch) -> bool:
-        """Make one step, and say whether the batch fits into memory as it is. Waits for the devices."""
+        """Make one step, and return whether the batch fits into memory. It waits for the devices."""
         try:
             self._step_on(self._data_of(batch), batch.rows)
             self._wait()
@@ -150,7 +150,7 @@ class KerasTrainer(ABC):
         return True
 
     def _train_first(self, data: Any, rows: int) -> None:
-        """The first step with so many rows: what does not fit is worked on in smaller pieces from then on."""
+        """Make the first step with so many rows. If it does not fit, batches are cut into more pieces from then on."""
         before = self.state() if self._may_run_out else None
         while True:
             try:
@@ -178,7 +178,7 @@ class KerasTrainer(ABC):
 
     @property
     def _may_run_out(self) -> bool:
-        """Whether a copy of everything can be kept during the first step, which is undone when memory runs out."""
+        """Whether the first step can be undone when memory runs out. If so, a copy of the state is kept during it."""
         return True
 
     def test_on(self, batch: TrainBatch) -> None:
@@ -189,7 +189,7 @@ class KerasTrainer(ABC):
         batch.release()
 
     def _wait(self) -> None:
-        """Wait until the last step is done. Raises what it fails with."""
+        """Wait until the last step is done. An error of that step is raised here."""
         for value in keras.tree.flatten(self._results_or_logs()):
             keras.ops.convert_to_numpy(value)
 
@@ -200,14 +200,14 @@ class KerasTrainer(ABC):
         return dict(pythonify_logs(self._results_or_logs()))
 
     def step_logs(self) -> Any:
-        """What the last step returned, as it is on the device: for callbacks."""
+        """What the last step returned, still on the device; callbacks get it."""
         return self._logs
 
     def _results_or_logs(self) -> Any:
         return self.model._get_metrics_result_or_logs(self._logs)
 
     def undo(self) -> None:
-        """Make everything what it was before the last step."""
+        """Give everything the state that it had before the last step."""
         self.restore(self._before)
         self._logs = {}
 
@@ -221,12 +221,12 @@ class KerasTrainer(ABC):
         return read_variables(variables_of(self.model))
 
     def has_nan_weights(self) -> bool:
-        """Whether weights are NaN. Waits for the last step."""
+        """Whether any weight is NaN. It waits for the last step."""
         weights = {str(number): weight for number, weight in enumerate(self.model.trainable_variables)}
         return any(map(has_nan, read_variables(weights).values()))
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Make everything what it was when `state` was taken."""
+        """Give everything the state that it had when `state` was taken."""
         write_variables(variables_of(self.model), state)
 
     def save(self, path: str) -> None:
@@ -234,12 +234,12 @@ class KerasTrainer(ABC):
         self.model.save(path)
 
     def finish(self) -> None:
-        """What Keras does after the last epoch: moving averages of the weights become the weights."""
+        """Do what Keras does after the last epoch: moving averages of the weights become the weights."""
         if isinstance(self.model.optimizer, keras.optimizers.Optimizer):
             self.model.optimizer.finalize_variable_values(self.model.trainable_weights)
 
     def close(self) -> None:
-        """Leave the model as any Keras model is."""
+        """Undo all changes to the methods of the model."""
         if self._settings.scaled is not None:
             scale_no_more(self.model)
         if self._settings.step is not None:
@@ -247,12 +247,12 @@ class KerasTrainer(ABC):
 
 
 def kept_steps(model: Any, key: tuple[Any, ...], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The compiled steps of a model, kept until it is compiled anew: the next call traces nothing.
+    """The compiled steps of a model. They are kept until it is compiled anew, so the next call traces nothing.
 
-    They are kept on the model itself, past Keras's tracking: a table of ours would keep every model alive for ever.
+    They are kept on the model itself, past Keras's tracking: a table here would keep every model alive for ever.
     """
     kept = vars(model).get(_KEPT_ON_THE_MODEL)
-    # `model.compile` makes another tracker.
+    # `model.compile` makes a new loss tracker, which shows that the steps are out of date.
     if kept is None or kept[0] is not model._loss_tracker or kept[1] != key:
         kept = (model._loss_tracker, key, make())
         object.__setattr__(model, _KEPT_ON_THE_MODEL, kept)
@@ -265,12 +265,12 @@ def _begin(leaf: Any, rows: int) -> Any:
 
 
 def forget_steps(model: Any) -> None:
-    """Let the next trainer of a model compile its steps anew."""
+    """Drop the kept steps of a model, so that its next trainer compiles them anew."""
     vars(model).pop(_KEPT_ON_THE_MODEL, None)
 
 
 def piece_bounds(rows: int, pieces: int) -> list[tuple[int, int]]:
-    """Where pieces of `rows` rows begin and end; they differ by at most one row."""
+    """Where the pieces of `rows` rows begin and end. Their sizes differ by at most one row."""
     small, larger = divmod(rows, pieces)
     ends = [small * number + min(number, larger) for number in range(pieces + 1)]
     return list(itertools.pairwise(ends))

@@ -11,14 +11,14 @@ FACTORS = {"linear": lambda devices: float(devices), "sqrt": lambda devices: flo
 
 
 def scaled_learning_rate(model: Any, how: str, num_devices: int, warm_up_steps: int, done_steps: int = 0) -> Any:
-    """A callback that leads the learning rate from the optimizer's own to that times the factor, and leaves it there.
+    """A callback that raises the learning rate from the optimizer's own to this times a factor, and leaves it there.
 
     Args:
-        model: The compiled model; a resumed one has the learning rate that it was begun with.
-        how: "linear" or "sqrt" in the number of devices.
+        model: The compiled model. In a resumed job, it has the learning rate with which the job began.
+        how: "linear" or "sqrt": how the factor grows with the number of devices.
         num_devices: How many devices train.
-        warm_up_steps: After so many steps the factor is reached.
-        done_steps: Steps that were made before.
+        warm_up_steps: The number of steps after which the factor is reached.
+        done_steps: The number of steps that were made before.
 
     Raises:
         UsageError: The way is unknown, or the optimizer has a schedule of its own.
@@ -43,7 +43,7 @@ def scaled_learning_rate(model: Any, how: str, num_devices: int, warm_up_steps: 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             if self.step <= warm_up_steps:
                 if hasattr(self.model, "jax_state_sync"):
-                    self.model.jax_state_sync()  # on JAX, variables count only when the state is taken from them
+                    self.model.jax_state_sync()  # on JAX, steps read the state, and the variables only after a sync
                 reached = min(self.step / warm_up_steps, 1.0) if warm_up_steps else 1.0
                 optimizer.learning_rate = base * (1.0 + (factor - 1.0) * reached)
             self.step += 1

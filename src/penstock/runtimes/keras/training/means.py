@@ -1,4 +1,4 @@
-"""Means of losses over shards, weighted so that they are those of whole batches."""
+"""Means of losses over pieces of batches, weighted so that they equal the means over whole batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.runtimes.keras.training.pieces import Piece, current_piece
 
 
 class WeightedMeans:
-    """Stands before `update_state` of a model's means until `remove`; it does nothing outside of a piece.
+    """Replaces `update_state` of a model's means until `remove`. Outside of a piece, it changes nothing.
 
-    Keras weights the mean of each output's loss by a number of rows that it reads from a shape while it traces; where
-    that is not known, by one. A step of the model's own updates a mean once, with the loss of what it takes for the
-    whole batch.
+    Keras weights the mean of each output's loss by the number of rows, which it reads from a shape while it traces; if
+    the shape is not known, by one. A model's own step updates a mean once, with the loss of the rows that it sees, as
+    if they were the whole batch.
     """
 
     def __init__(self, model: Any, num_devices: int, is_sum: bool) -> None:
@@ -28,7 +28,7 @@ class WeightedMeans:
             object.__setattr__(metric, "update_state", weighted)
 
     def remove(self) -> None:
-        """Let the means be as they were."""
+        """Make the means as they were before."""
         for metric in self._means:
             vars(metric).pop("update_state", None)
 
@@ -46,20 +46,20 @@ class WeightedMeans:
         return update_state
 
     def _of_own_step(self, value: Any, piece: Piece) -> tuple[Any, Any]:
-        """One value of a shard: the shards of a batch count by their rows, and all batches count alike."""
-        if self._is_sum or piece.is_weighted:  # it is what the shard adds to the loss of the batch
+        """The value of a piece and its weight: pieces of a batch count by their rows, and all batches count alike."""
+        if self._is_sum or piece.is_weighted:  # the value is what this piece adds to the loss of the batch
             value = _of_batch(value, piece)
         return value, piece.share * self._num_devices
 
 
 def _of_batch(value: Any, piece: Piece) -> Any:
-    """The loss of a batch whose other shards had losses like this one, which is a part of it."""
+    """The loss of a whole batch, if all of its pieces add as much to it for each row as this piece adds."""
     return keras.ops.divide_no_nan(value, keras.ops.cast(piece.share, value.dtype))
 
 
 @contextmanager
 def weighted_means(model: Any, is_sum: bool) -> Iterator[None]:
-    """Weight the means of a model while one device works on pieces."""
+    """Inside the context, weight the means of a model by the pieces that one device works on."""
     means = WeightedMeans(model, 1, is_sum)
     try:
         yield

@@ -1,7 +1,7 @@
 """A live Keras model on TensorFlow with its variables mirrored on several devices, in place.
 
-Nothing is cloned: every Keras variable gets a mirrored variable inside, so callbacks, custom layers and whoever else
-holds the model keep the object that they know. `put_back` gives the variables their plain insides again.
+Nothing is cloned: inside every Keras variable, a mirrored variable takes the place of the plain one. So callbacks,
+custom layers and other holders of the model keep the same objects. `put_back` restores the plain variables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class MirroredModel:
         self._plain: list[tuple[Any, Any]] = []
         self._strategy_before = model._distribute_strategy
         self._jit_before = model.jit_compile
-        variables = variables_of(model)  # outside of the scope: asking for them may make one
+        variables = variables_of(model)  # outside of the strategy's scope, because this may make a variable
         self._statistics = _statistics_of(model)
         of_rows = {id(variable) for variable in self._statistics}
         with strategy.scope():
@@ -29,7 +29,7 @@ class MirroredModel:
                 self._plain.append((variable, variable._value))
                 variable._value = _mirrored(variable, id(variable) in of_rows)
         self._move_to(strategy)
-        # XLA would compile around `strategy.run`, which it cannot.
+        # XLA cannot compile a function that calls `strategy.run`.
         model.jit_compile = False
 
     @property
@@ -37,7 +37,7 @@ class MirroredModel:
         return bool(self._jit_before)
 
     def even_out(self) -> None:
-        """Give all devices the means of their statistics of rows."""
+        """Set the statistics of rows on all devices to their means over the devices."""
         for variable in self._statistics:
             variable._value.assign(variable._value.read_value())
 
@@ -55,15 +55,15 @@ class MirroredModel:
         model._distribute_strategy = strategy
         for optimizer in optimizers_of(model):
             optimizer._distribution_strategy = strategy or tf.distribute.get_strategy()
-            # The optimizer finds the slots of a variable by the identity of what is inside.
+            # The optimizer finds the slots of a variable by the identity of the inner variable.
             indices = {optimizer._var_key(v): number for number, v in enumerate(optimizer._trainable_variables)}
             optimizer._trainable_variables_indices = indices
-        # Functions that were traced before hold the variables of before.
+        # Functions that were traced before use the old inner variables.
         model.train_function = model.test_function = model.predict_function = None
 
 
 def optimizers_of(model: Any) -> Iterable[Any]:
-    """The model's optimizer, and the one inside of it that a loss scale is wrapped around."""
+    """The model's optimizer and, if it is one for a loss scale, the optimizer inside it."""
     optimizer = model.optimizer
     while optimizer is not None:
         yield optimizer
@@ -71,7 +71,7 @@ def optimizers_of(model: Any) -> Iterable[Any]:
 
 
 def _statistics_of(model: Any) -> list[Any]:
-    """Weights that layers compute of the rows that they see, such as the moving averages of batch normalisation."""
+    """Weights that layers compute from the rows they see, such as the moving averages of batch normalisation."""
     layers = [layer for layer in model._flatten_layers() if layer.trainable]
     return [
         variable
@@ -81,7 +81,7 @@ def _statistics_of(model: Any) -> list[Any]:
 
 
 def _mirrored(variable: Any, is_of_rows: bool) -> Any:
-    """A mirrored variable; one that each device computes of its own rows is the mean of them."""
+    """A mirrored variable. If each device computes it from its own rows, its value is the mean over the devices."""
     plain = variable._value
     aggregation, synchronization = variable.aggregation, variable.synchronization
     if is_of_rows:
@@ -95,7 +95,7 @@ def _mirrored(variable: Any, is_of_rows: bool) -> Any:
         synchronization=variable._map_synchronization(synchronization),
     )
     if synchronization == "on_read" and aggregation == "sum":
-        # Copies are added up when they are read: one of them has the value, and the others have none of it.
+        # Reading adds the copies up: so the first one has the value, and the others are 0.
         for copy in mirrored.values[1:]:
             copy.assign(tf.zeros_like(copy))
     return mirrored

@@ -1,7 +1,7 @@
 """Mixed precision of a model that is trained: layers compute in 16 bits, and weights stay float32.
 
-A file keeps a policy for each layer, which the policy of the process does not change: the layers are changed after it
-was loaded. A function that builds a model is called under the policy, as Keras means it.
+A file has a policy for each layer, and the process's own policy does not change it: so the layers are changed after the
+file was loaded. A function that builds a model is called while the policy is set, as Keras intends it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIXED = (FLOAT16, "mixed_bfloat16")
 
 @contextmanager
 def built_under(policy: str | None) -> Iterator[None]:
-    """Layers that are made meanwhile have this policy, unless they are given another one."""
+    """Layers that are made inside the context have this policy, unless they are given another one."""
     before = keras.config.dtype_policy()
     if policy is not None:
         keras.config.set_dtype_policy(policy)
@@ -32,9 +32,9 @@ def built_under(policy: str | None) -> Iterator[None]:
 
 
 def apply_policy(model: Any, policy: str, *, is_built_under: bool) -> None:
-    """Let the layers of a model compute in 16 bits, but for those that give its outputs.
+    """Let all layers of a model compute in 16 bits, except those that give its outputs.
 
-    Where a function built the model under the policy, layers of another policy were given that on purpose.
+    If a function built the model under the policy, layers with another policy have it on purpose, and keep it.
 
     Raises:
         ModelError: No layer computes in float32.
@@ -68,7 +68,7 @@ def _name(layer: Any) -> str:
 
 
 def _of_outputs(model: Any) -> Iterator[Any]:
-    """The layers that give the outputs of a model, with what is inside of them; of a subclass they are not known."""
+    """The layers that give the outputs of a model, and the layers inside them. For a subclass they are not known."""
     for tensor in getattr(model, "outputs", None) or ():
         layer = tensor._keras_history.operation
         if isinstance(layer, keras.Model):

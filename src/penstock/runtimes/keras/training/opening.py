@@ -1,4 +1,4 @@
-"""Which trainer a live model gets: by its backend and the devices of the process."""
+"""Chooses the trainer of a live model by its backend and the devices of the process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def open_trainer(
 
     Args:
         model: A compiled Keras model.
-        pack: From a batch to what its step takes.
+        pack: Makes the data for its step from a batch.
         first: One batch, packed, to build the model with.
         settings: How a batch is worked on.
-        num_devices: How many devices to use; all without it.
+        num_devices: How many devices to use; None for all.
 
     Raises:
         ModelError: The model is not compiled, or its backend cannot train here.
-        DeviceError: There are fewer devices.
+        DeviceError: There are fewer devices than that.
     """
     settings = settings or StepSettings()
     if not model.compiled:
@@ -98,10 +98,10 @@ def _on_tensorflow(model: Any, pack: Pack, first: Any, settings: StepSettings, d
 
 
 def _loss_of(model: Any, first: Any, settings: StepSettings, is_needed: bool) -> str | None:
-    """How the losses of pieces make that of a batch; None where this need not be known yet.
+    """How the losses of pieces make the loss of a batch; None where this need not be known yet.
 
     Raises:
-        UsageError: Pieces are asked for, and it is not known.
+        UsageError: The user asked for pieces, and it cannot be found out.
     """
     if settings.step is not None:
         return MEAN
@@ -124,7 +124,7 @@ def _refusal(model: Any) -> str:
 
 
 def _as_stepped_on(first: Any, settings: StepSettings) -> Any:
-    """A batch as a step of the model sees it. No trainer has changed the model yet."""
+    """The batch, scaled here because no trainer has put the scaling into the model's step yet."""
     return first if settings.scaled is None else settings.scaled(first)
 
 

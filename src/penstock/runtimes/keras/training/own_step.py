@@ -1,7 +1,8 @@
-"""What a model's own `train_step` does with its loss: scaled by Keras, a mean over rows, or a sum over rows.
+"""Finds out what the loss of a model's `train_step` is: scaled by Keras, a mean over rows, or a sum over rows.
 
-On several devices gradients of shards are added up. A loss that Keras computed is weighted by the share of its shard.
-One that the step computes by hand is not, and whether its gradients must be weighted is found by trying.
+On several devices, the gradients of shards (the rows of one device) are added up. A loss that Keras computed is
+weighted by the share of its shard. A loss that the step computes by hand is not: a trial shows whether its gradients
+must be weighted.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from penstock.runtimes.keras.training.variables import read_variables, variables
 BY_KERAS, MEAN, SUM, UNKNOWN = "by keras", "mean", "sum", "unknown"
 NO_PIECES = "a loss that does not tell how the losses of parts of a batch make that of the batch"
 _TOLERANCE = 0.2
-"""A mean and a sum differ by the factor 2 in what is tried here; dropout makes gradients differ, too."""
+"""How far results of a trial may be apart: a mean and a sum differ by the factor 2, and dropout adds differences."""
 
 
 def kind_of_loss(model: Any, data: Any) -> str:
-    """How the losses of shards make that of a batch, in this model's `train_step`; everything stays as it was."""
+    """How the losses of shards make the loss of a batch in this model's `train_step`. The model is not changed."""
     if not _are_compiled_known(model, data):
         return UNKNOWN
-    is_each_weighted = keras.backend.backend() == "tensorflow"  # elsewhere gradients are, as a whole
+    is_each_weighted = keras.backend.backend() == "tensorflow"  # on others, the gradients of all losses are weighted
     if not has_own(model, "train_step"):
         return BY_KERAS if is_each_weighted or not has_sum(model) else UNKNOWN
     half = _num_rows(data) // 2
@@ -51,12 +52,12 @@ def kind_of_loss(model: Any, data: Any) -> str:
 
 
 def has_own(model: Any, step: str) -> bool:
-    """Whether a model says itself what a step is, or what its loss is."""
+    """Whether a model has its own method for a step, or its own `compute_loss`."""
     return any(getattr(type(model), name) is not getattr(keras.Model, name) for name in (step, "compute_loss"))
 
 
 def has_sum(model: Any) -> bool:
-    """Whether a compiled loss adds up rows: its gradients are not weighted by the share of a shard."""
+    """Whether a compiled loss is a sum over rows. Its gradients are not weighted by the share of a shard."""
     return any(getattr(loss, "reduction", None) == "sum" for loss in _compiled_losses(model))
 
 
@@ -66,9 +67,9 @@ def _compiled_losses(model: Any) -> list[Any]:
 
 
 def _are_compiled_known(model: Any, data: Any) -> bool:
-    """Whether it is known how the compiled losses of shards make that of a batch.
+    """Whether it is known how the compiled losses of shards make the loss of a batch.
 
-    A loss of the user may be one number for all rows. It is tried whether this is a mean over them.
+    A loss of the user's own may be one number for all rows. A trial shows whether this is a mean over the rows.
     """
     losses = _compiled_losses(model)
     if any(getattr(loss, "reduction", "") in (None, "none") for loss in losses):
@@ -98,14 +99,14 @@ def _is_of_keras(loss: Any) -> bool:
 
 
 def _values_of(model: Any, labels: Any, predictions: Any) -> dict[int, float]:
-    """The values of the compiled losses, by the identities of the latter."""
+    """The values of the compiled losses, by the identities of the loss objects."""
     with working_on(Piece(1.0)) as piece:
         model._compile_loss(labels, predictions)
     return {id(loss): float(keras.ops.convert_to_numpy(value)) for loss, value in piece.values}
 
 
 def _gradients(model: Any, data: Any) -> tuple[list[Any], Piece]:
-    """The gradients that a step hands to the optimizer, which does nothing with them."""
+    """The gradients that a step passes to the optimizer, which here does nothing with them, and the step's piece."""
     caught: list[Any] = []
 
     def catch(grads: Sequence[Any], trainable_variables: Any = None) -> None:

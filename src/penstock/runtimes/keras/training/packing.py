@@ -1,4 +1,4 @@
-"""From columns by name to what a Keras model's `train_step` takes."""
+"""Makes the data for a Keras model's `train_step` from columns by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pack_by_name(model: Any) -> Pack:
 
 
 def _by_output(columns: Mapping[str, Any]) -> Any:
-    """The only column as it is; several by the names of outputs, which Keras puts into the order of the model."""
+    """The only column as it is, or several by the names of outputs: Keras brings these into the order of the model."""
     if not columns:
         return None
     return next(iter(columns.values())) if len(columns) == 1 else dict(columns)

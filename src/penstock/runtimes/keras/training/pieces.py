@@ -1,9 +1,11 @@
-"""Losses of a piece of a batch (the shard of a device, or a part that is accumulated), weighted by its share of rows.
+"""Losses of a piece of a batch, weighted by its share of the rows.
 
-Keras divides mean losses and regularisation losses by the number of replicas and adds up the gradients. That is exact
-for pieces of one size only. Here the divisor is replaced by the share of the piece: a mean over 3 rows of a batch of 7
-counts by 3/7, as does a loss that is one number for all rows; a sum stays a sum, and a regularisation loss counts once
-in all. This is decided for every loss by itself.
+A piece is the shard of one device, or one of several pieces whose gradients are accumulated.
+
+Keras divides mean losses and regularisation losses by the number of replicas and adds up the gradients. This is exact
+only for pieces of one size. Here the share of the piece takes the place of that divisor: a mean over 3 rows of a batch
+of 7 counts by 3/7, as does a loss that is one number for all rows. A sum stays a sum, and a regularisation loss counts
+once in all. This is decided for each loss separately.
 """
 
 from __future__ import annotations
@@ -27,22 +29,22 @@ class Piece:
     """One piece of a batch while its step runs or is traced."""
 
     share: Any
-    """Its part of the batch's rows: a number, or a tensor of the framework."""
+    """Its share of the batch's rows: a number, or a tensor of the framework."""
     rows: Any = None
     """How many rows it has."""
     is_last: bool = True
     """Whether the weights change after it; the gradients of earlier pieces are only added up."""
     is_weighted: bool = True
-    """Whether Keras's losses are weighted by the share. If not, the gradients are: a step of the model's own sees the
+    """Whether Keras's losses are weighted by the share. If not, the gradients are: the model's own step then sees the
     losses that it would see on one device."""
     is_scaled: bool = False
-    """Whether Keras has computed a mean loss. A step that computes its loss by hand has not."""
+    """Whether Keras has computed a mean loss in this piece. It has not if the step computes its loss by hand."""
     is_summed: bool = False
-    """Whether Keras has computed a loss that adds up rows."""
+    """Whether Keras has computed a loss that is a sum over rows."""
     values: list[tuple[Any, Any]] = field(default_factory=list)
     """The loss objects that were called, and their values."""
     is_in_loss: bool = False
-    """Whether a loss object is being called: those that it calls itself are weighted with it, once."""
+    """Whether a loss object is being called. Loss objects that it calls are not weighted again."""
 
 
 def current_piece() -> Piece | None:
@@ -63,7 +65,7 @@ def working_on(piece: Piece) -> Iterator[Piece]:
 
 
 def _install() -> None:
-    """Put our scaling before Keras's; it does nothing in threads that work on no piece."""
+    """Replace Keras's scaling of losses by ours, which does the same as Keras in threads that work on no piece."""
     losses: Any = importlib.import_module(_LOSSES)
     if getattr(losses.scale_loss_for_distribution, "is_by_share", False):
         return
@@ -90,7 +92,7 @@ def _install() -> None:
 
 
 def _weighted_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of a loss object, weighted as its reduction says: Keras scales no loss that is one number already."""
+    """A call of a loss object, weighted by its reduction: Keras does not scale a loss that is one number already."""
 
     @functools.wraps(call)
     def weighted(loss: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -111,12 +113,12 @@ def _weighted_call(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scaled(value: Any, piece: Piece) -> Any:
-    """A mean, which counts by the share."""
+    """A mean over rows, weighted by the share of the piece."""
     piece.is_scaled = True
     return value * keras.ops.cast(piece.share, value.dtype) if piece.is_weighted else value
 
 
 def _summed(value: Any, piece: Piece) -> Any:
-    """A sum, which counts as it is; a device that only repeats a row has a share of nothing."""
+    """A sum over rows, which is not weighted. It is 0 on a device that only repeats a row, whose share is 0."""
     piece.is_summed = True
     return value * keras.ops.cast(piece.share > 0, value.dtype) if piece.is_weighted else value

@@ -1,4 +1,4 @@
-"""A thread that makes batches, or what they are cut from, while a step runs."""
+"""A thread that makes batches, or the rows that they are cut from, while a step runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Releasable(Protocol):
-    """Rows in memory that is given back."""
+    """Rows in memory that `release` gives back."""
 
     @property
     def release(self) -> Callable[[], None]: ...
@@ -19,13 +19,13 @@ Item = TypeVar("Item", bound=Releasable)
 
 
 def close_iterator(items: Iterator[object]) -> None:
-    """End a generator where it stands. Other iterators have nothing to end."""
+    """Close an iterator that is a generator. Other iterators need no closing."""
     if isinstance(items, Generator):
         items.close()
 
 
 def _nothing() -> None:
-    """Nothing ends the making of an item early."""
+    """The default of `cancel`: nothing can end the making of an item early."""
 
 
 class ReadAhead(Generic[Item]):
@@ -37,7 +37,7 @@ class ReadAhead(Generic[Item]):
     Args:
         items: Makes the items. Only the thread runs it.
         count: How many items may wait.
-        cancel: Called when the context is left early, so that the item that is being made comes soon.
+        cancel: Called when the context is left early; it should end the making of the current item soon.
 
     Example:
         >>> with ReadAhead(iter([]), 2) as items:

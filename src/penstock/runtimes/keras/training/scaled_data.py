@@ -17,11 +17,11 @@ _STEPS = ("train_step", "test_step")
 
 @dataclass(frozen=True)
 class ScaledData:
-    """From a batch as it is read to one with scaled inputs. It runs while a step is traced: pixels travel as bytes.
+    """A function that scales the inputs of a batch. It runs while a step is traced, so pixels are copied as bytes.
 
     Args:
-        scaling: As `predict` applies it.
-        chosen: Whether each input is scaled, in the order in which a batch is flattened.
+        scaling: The scaling, the same as in `predict`.
+        chosen: For each input, in the order in which a batch is flattened, whether it is scaled.
     """
 
     scaling: Scaling
@@ -29,17 +29,17 @@ class ScaledData:
 
     @classmethod
     def of(cls, scaling: Scaling, call: KerasCall, first: Any) -> ScaledData:
-        """Which inputs are scaled; `first` is a batch, which has them where the model declares none.
+        """The function for a model; `first` is a batch, which shows the inputs if the model declares none.
 
         Raises:
-            UsageError: It is not clear which, or one has another number of channels.
+            UsageError: It is not clear which inputs to scale, or one has another number of channels.
         """
         signature = call.signature
         names = [spec.name for spec in call.own_inputs]
         if not names:
             x, _, _ = keras.utils.unpack_x_y_sample_weight(first)
             columns = x if isinstance(x, dict) else {"": x}
-            # Whole numbers are scaled as well as floats.
+            # All inputs count as floats here: whole numbers are scaled, too.
             specs = [TensorSpec(name, "float32", array.shape[1:]) for name, array in columns.items()]
             signature, names = Signature(tuple(specs), ()), keras.tree.flatten({name: name for name in columns})
         chosen = scaled_inputs(scaling, signature)
@@ -59,7 +59,7 @@ def scale_before(model: Any, scaled: ScaledData) -> None:
 
 
 def scale_no_more(model: Any) -> None:
-    """Let the model's steps take inputs as they are."""
+    """Let the model's steps take inputs as they are again."""
     for name in _STEPS:
         vars(model).pop(name, None)
 

@@ -23,7 +23,7 @@ _NOTHING_FITS = "No valid config found"
 
 
 class TensorFlowTrainer(KerasTrainer):
-    """One device, and the model's own step, compiled as the model says."""
+    """Runs the model's own step on one device, compiled with the model's own settings."""
 
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None, first: Any = None) -> None:
         super().__init__(model, pack, settings, loss)
@@ -41,7 +41,7 @@ class TensorFlowTrainer(KerasTrainer):
         return placed_ahead(batches, lambda batch: keras.tree.map_structure(feed, self._pack(batch)))
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Make everything what it was, variables that are not there yet included: a step makes them."""
+        """Give everything the state that it had. A step makes the variables that the model may not have yet."""
         if self._first is not None:
             self._train(self._first, 0)
             self._first = None
@@ -99,7 +99,7 @@ class TensorFlowTrainer(KerasTrainer):
 
 
 class MirroredTrainer(KerasTrainer):
-    """Several devices. Every step splits its batch over them as evenly as possible; no row is padded or dropped."""
+    """Trains on several devices. Every step divides its batch as evenly as possible; no row is padded or dropped."""
 
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, devices: Sequence[str], loss: str) -> None:
         super().__init__(model, pack, settings, loss)
@@ -110,9 +110,9 @@ class MirroredTrainer(KerasTrainer):
         self._means = WeightedMeans(model, len(devices), is_sum=loss == SUM)
         if self._mirrored.was_jit_compiled:
             self.remarks.append("jit_compile is off while the model trains on several devices: XLA cannot compile that")
-        self._names: dict[str, list[str]] = {"": []}  # of what steps log
+        self._names: dict[str, list[str]] = {"": []}  # the names of what steps log, by the kind of step
         self._kind = ""
-        self._are_apart = False  # whether devices may have other statistics of rows
+        self._are_apart = False  # whether the devices' statistics of rows may differ
         self._step: Any = self._compiled(self._run)
         self._metrics: Any = self._compiled(model.get_metrics_result)
 
@@ -132,7 +132,7 @@ class MirroredTrainer(KerasTrainer):
     def _test(self, data: Any, rows: int) -> Any:
         if self._are_apart:
             with self._strategy.scope():
-                self._mirrored.even_out()  # or each device would test its rows with other statistics
+                self._mirrored.even_out()  # otherwise each device would test its rows with different statistics
             self._are_apart = False
         return self._on_all(data, 0, rows, rows, ("test", True))
 
@@ -151,7 +151,7 @@ class MirroredTrainer(KerasTrainer):
         leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
         shards, shares = [], []
         for first, last in rows_of:
-            # A device without a row repeats one, with a weight of nothing.
+            # A device without a row repeats one, with a share of 0.
             part = slice(begin, begin + 1) if first == last else slice(begin + first, begin + last)
             shards.append([_as_tensor(leaf[part]) for leaf in leaves])
             shares.append(tf.constant((last - first) / rows, tf.float32))
@@ -170,7 +170,7 @@ class MirroredTrainer(KerasTrainer):
         }
 
     def _run_on_one(self, leaves: list[Any], share: Any, what: tuple[str, bool], few: bool) -> Any:
-        """The step of one device. Returns what the step logs beyond the metrics, weighted by the share."""
+        """Run the step on one device. Returns the logs of the step that are no metrics, weighted by the share."""
         kind, is_last = what
         rest = iter(leaves)
         data = keras.tree.map_structure(lambda leaf: None if leaf is None else next(rest), self._structure)
@@ -186,7 +186,7 @@ class MirroredTrainer(KerasTrainer):
         return {name: tf.cast(value, tf.float32) * share for name, value in logs.items() if name not in metrics}
 
     def _kept_when_empty(self) -> list[Any]:
-        """What a device that has no row of the batch must not change."""
+        """Variables that must not change on a device without a row of the batch."""
         statistics = [v for v in self.model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
         return [*self.model.metrics_variables, *statistics]
 
@@ -213,7 +213,7 @@ class MirroredTrainer(KerasTrainer):
 
 
 class _Feed:
-    """Copies arrays to the GPU, past TensorFlow while there is memory that TensorFlow has not taken."""
+    """Copies arrays to the GPU, without TensorFlow as long as there is memory that TensorFlow has not taken."""
 
     def __init__(self) -> None:
         self._feed: Callable[[Any], Any] = feed_to_tensorflow() or tf.constant
@@ -223,20 +223,20 @@ class _Feed:
             return leaf
         try:
             return self._feed(np.ascontiguousarray(leaf))
-        except Exception:  # of another library, which may not even be able to start here
+        except Exception:  # errors of CuPy, which may not even start here
             self._feed = tf.constant
             return tf.constant(leaf)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory is too small: XLA finds no way to compute something then, and says only that."""
+    """Whether memory ran out. With too little memory, XLA may only report that it found no way to compute something."""
     if isinstance(error, tf.errors.ResourceExhaustedError):
         return True
     return isinstance(error, tf.errors.InternalError) and _NOTHING_FITS in str(error)
 
 
 def _flat(logs: Any) -> dict[str, Any]:
-    """Logs as Keras shows them: those inside of others by their own names."""
+    """Logs as Keras shows them: nested ones are taken out, under their own names."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat |= _flat(value) if isinstance(value, dict) else {name: value}

@@ -20,7 +20,7 @@ _OF_CPU, _OF_GPU = "torch/cpu", "torch/gpu"
 
 
 class TorchTrainer(KerasTrainer):
-    """The model's own step; where several GPUs are meant, the first one is used, and a remark says so."""
+    """Runs the model's own step on one device. If there are several GPUs, a remark says that only one is used."""
 
     def __init__(self, model: Any, pack: Pack, settings: StepSettings, loss: str | None, devices: int) -> None:
         super().__init__(model, pack, settings, loss)
@@ -63,14 +63,14 @@ class TorchTrainer(KerasTrainer):
         return logs
 
     def state(self) -> dict[str, Array]:
-        """Everything that a step reads. Dropout without a seed draws from torch's own generators."""
+        """Everything that a step reads, with torch's own generators: dropout without a seed draws from them."""
         generators = {_OF_CPU: np.array(torch.get_rng_state())}
         if torch.cuda.is_available():
             generators[_OF_GPU] = np.array(torch.cuda.get_rng_state())
         return {**super().state(), **generators}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Make everything what it was when `state` was taken."""
+        """Give everything the state that it had when `state` was taken."""
         super().restore({name: value for name, value in state.items() if name not in (_OF_CPU, _OF_GPU)})
         if _OF_CPU in state:
             torch.set_rng_state(torch.from_numpy(state[_OF_CPU].copy()))
@@ -78,7 +78,7 @@ class TorchTrainer(KerasTrainer):
             torch.cuda.set_rng_state(torch.from_numpy(state[_OF_GPU].copy()))
 
     def _is_out_of_memory(self, error: Exception) -> bool:
-        """On a CPU, torch says so in the text of a RuntimeError."""
+        """Whether memory ran out. On a CPU, only the text of a RuntimeError says so."""
         return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and ran_out(error))
 
 

@@ -1,7 +1,7 @@
-"""A user's own step function in the place of a model's `train_step`: `step(model, x, y, sample_weight) -> loss`.
+"""A user's step function in place of a model's `train_step`: `step(model, x, y, sample_weight) -> loss`.
 
 The function calls the model and computes the loss. Gradients, their sums over devices and pieces, the optimizer and
-the mean of losses are those of every other step: the loss of a shard counts by its rows.
+the mean of losses are handled as in every other step: the loss of a shard counts by its rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REPLACED = {
     "torch": ("train_step",),
 }
 _OF_STEP = "penstock_step"
-"""Marks predictions of the function, on JAX, from those that Keras makes to test."""
+"""On JAX, this key distinguishes the predictions of the function from those that Keras makes in tests."""
 
 
 def load_step(step: str | StepFunction | None) -> StepFunction | None:
@@ -47,7 +47,7 @@ def load_step(step: str | StepFunction | None) -> StepFunction | None:
 
 
 def put_in(model: Any, function: StepFunction) -> None:
-    """Let the model train by the function, until `take_out`."""
+    """Let the model train with the function, until `take_out`."""
     steps: dict[str, Callable[..., Any]] = {
         "train_step": _train_on_tensorflow if keras.backend.backend() == "tensorflow" else _train_on_torch,
         "compute_loss_and_updates": _updates_on_jax,
@@ -58,14 +58,14 @@ def put_in(model: Any, function: StepFunction) -> None:
 
 
 def take_out(model: Any) -> None:
-    """Let the model train as its class says."""
+    """Let the model train with the step of its class again."""
     for name in _REPLACED[keras.backend.backend()]:
         vars(model).pop(name, None)
     model.train_function = None
 
 
 def _loss_of(model: Any, function: StepFunction, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
-    """The mean of the rows' losses with what layers add to it, and the predictions if the function gives them."""
+    """The mean of the rows' losses plus the losses of layers, and the predictions if the function returns them."""
     given = function(model, x, y, sample_weight)
     loss, predictions = given if isinstance(given, tuple) else (given, None)
     loss = keras.ops.mean(loss)
@@ -109,7 +109,7 @@ def _train_on_torch(model: Any, function: StepFunction, data: Any) -> dict[str, 
 def _updates_on_jax(
     model: Any, function: StepFunction, *given: Any, training: bool = False, optimizer_variables: Any = None
 ) -> Any:
-    """What Keras differentiates. It takes and gives all variables."""
+    """The function that Keras differentiates. It takes and returns the values of all variables."""
     if not training:
         return type(model).compute_loss_and_updates(model, *given)
     trainable, others, metrics, x, y, sample_weight = given

@@ -12,11 +12,11 @@ from penstock.errors import ModelError
 from penstock.runtimes.frameworks import keras
 
 _COPIES = "#"
-"""In the name of a value that differs from device to device: the number of the device follows."""
+"""In names of values that differ from device to device, the number of the device follows this sign."""
 
 
 def variables_of(model: Any) -> dict[str, Any]:
-    """Every variable of a step by a name that is the same in another process: weights, metrics, optimizer, seeds."""
+    """Every variable of a step (weights, metrics, optimizer, seed), by a name that is the same in every process."""
     from keras.src.random.seed_generator import global_seed_generator
 
     groups = {
@@ -36,7 +36,7 @@ def variables_of(model: Any) -> dict[str, Any]:
 
 
 def read_variables(variables: Mapping[str, Any]) -> dict[str, Array]:
-    """The values of all variables; of those that differ from device to device, the value on each."""
+    """The values of all variables. A variable that differs from device to device has a value for each device."""
     state: dict[str, Array] = {}
     for name, variable in variables.items():
         copies = [_as_array(copy) for copy in _copies(variable)]
@@ -100,7 +100,7 @@ def _write(variable: Any, saved: list[Array]) -> None:
 
 
 def _whole(variable: Any, saved: list[Array]) -> Array:
-    """One value from those of several devices, of a run on another number of them."""
+    """One value from the values of several devices: the run before had another number of devices."""
     if _is_sum(variable):
         return np.sum(saved, axis=0, dtype=saved[0].dtype)
     is_mean = len(saved) > 1 and keras.backend.is_float_dtype(variable.dtype)  # statistics of rows
@@ -116,7 +116,7 @@ def _is_summed(variable: Any, copies: list[Array]) -> bool:
 
 
 def _copies(variable: Any) -> list[Any]:
-    """A variable's copies on the devices of a strategy; else the variable itself."""
+    """A variable's copies on the devices of a strategy. Without a strategy, the variable itself."""
     if keras.backend.backend() != "tensorflow":
         return [variable]
     return list(getattr(variable.value, "values", None) or [variable])
