@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import OutputError
+from penstock.storage.disk import internal
 from penstock.storage.lock import OutputLock, holder_of
 
 HOLD = """
@@ -54,6 +56,27 @@ def test_folder_that_a_living_process_holds_is_refused_and_the_holder_is_named(o
         assert output in (caught.value.received or "")
         assert f"process {process.pid}" in (caught.value.received or "")
         assert holder_of(output), "a refusal must not take the lock away"
+
+
+def test_a_look_at_the_lock_refuses_no_run(output: str) -> None:
+    """`penstock status` shares the lock for a moment, to see whether a run holds it."""
+    with OutputLock(output):
+        pass
+    looking = os.open(internal(output, "lock"), os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    taken: list[str | None] = []
+
+    def run() -> None:
+        with OutputLock(output):
+            taken.append(holder_of(output))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(0.05)
+    os.close(looking)
+    thread.join(60)
+    assert taken
+    assert taken[0] is not None
 
 
 def test_what_is_in_the_lock_is_synced_while_it_is_held(output: str, monkeypatch: pytest.MonkeyPatch) -> None:

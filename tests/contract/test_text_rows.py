@@ -136,6 +136,19 @@ class TestCsv:
         assert not failures
         assert rows == [{"x": 1.0, "flag": True}, {"x": 2.0, "flag": False}]
 
+    def test_ids_of_more_than_64_bits_keep_all_digits_and_may_be_fed_as_floats(
+        self, tmp_path: Path, rows_per_span: int
+    ) -> None:
+        path = tmp_path / "a.csv"
+        path.write_text("id,x\n12345678901234567890,1e30\n,2\n12345678901234567891,3\n", encoding="utf-8")
+        rows, failures = rows_of(CsvFiles([str(path)]), rows_per_span)
+        assert [row["id"] for row in rows] == ["12345678901234567890", "", "12345678901234567891"]
+        assert [row["x"] for row in rows] == [1e30, 2, 3]
+        assert not failures
+        assert CsvFiles([str(path)]).schema()["id"].dtype == "float64"
+        fed, _ = rows_of(CsvFiles([str(path)]).with_floats(["id"]), rows_per_span)
+        assert [row["id"] for row in fed] == [12345678901234567890.0, None, 12345678901234567891.0]
+
     def test_broken_record_does_not_change_the_numbers_of_its_neighbours(self, csv: Callable[..., Read]) -> None:
         rows, failures = csv("id,x\n9007199254740993,1\nbroken\n9007199254740995,3\n")
         assert list(failures) == [1]

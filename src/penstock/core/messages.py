@@ -153,7 +153,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Drain:
-    """Give back the spans that no loader has begun; finish the others."""
+    """Give back the spans of which no batch has come to the device; finish the others."""
 
 
 # Coordinator to loader.

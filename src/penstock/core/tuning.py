@@ -2,6 +2,7 @@
 
 sizes:  s, 2s, 4s … ─► stop when two steps together gained less than 3 %, or the memory would not suffice
         s/2, s/4 … while the smallest is the fastest
+        a size that was much slower than both its neighbours, once more
 then:   once more between the best size and its better neighbour
 answer: the knee, the smallest size that is within 2 % of the best
 """
@@ -17,6 +18,7 @@ from penstock.core.records import Binding
 LEAST_GAIN = 0.03
 KNEE = 0.02
 _STEPS_WITHOUT_GAIN = 2
+_DIP = 0.85
 _FIRST_BATCH_S = 0.02
 _BATCH_COST_S = 0.0004
 """Seconds of one core to carry a batch to the model and back (measured on photos and on tables: 0.4 to 0.6 ms)."""
@@ -68,7 +70,7 @@ class Ladder:
             self.stopped = self._why_stop(last)
         if self.stopped is None:
             return min(2 * last.batch_size, self.most)
-        return self._smaller() or self._refinement()
+        return self._dip() or self._smaller() or self._refinement()
 
     def add(self, point: Point) -> None:
         self.points.append(point)
@@ -108,6 +110,20 @@ class Ladder:
         slope = max(0, last.memory_bytes - before.memory_bytes) / step if step else 0.0
         return last.memory_bytes + slope * (batch_size - last.batch_size)
 
+    def _dip(self) -> int | None:
+        """A size that was much slower than both its neighbours: the machine was busy, and it is measured once more."""
+        rates = self._rates()
+        once = {size for size in rates if sum(point.batch_size == size for point in self.points) == 1}
+        for before, size, after in zip(rates, list(rates)[1:], list(rates)[2:], strict=False):
+            if size in once and rates[size] < _DIP * min(rates[before], rates[after]):
+                return size
+        return None
+
+    def _rates(self) -> dict[int, float]:
+        """By size, the smallest first, the most rows a second that it reached."""
+        ran = sorted((point.batch_size, point.rows_per_s) for point in self.points if point.problem is None)
+        return dict(ran)
+
     def _smaller(self) -> int | None:
         """Half of the smallest size, if that one is the fastest: the search began too high."""
         ran = [point for point in self.points if point.problem is None]
@@ -123,7 +139,7 @@ class Ladder:
         if self._is_refined or knee is None:
             return None
         self._is_refined = True
-        ran = {point.batch_size: point.rows_per_s for point in self.points if point.problem is None}
+        ran = self._rates()
         beside = [size for size in (knee.batch_size // 2, 2 * knee.batch_size) if size in ran]
         if not beside:
             return None

@@ -241,7 +241,12 @@ class RunState:
                 self._limit_others(number, replica.device)
             case messages.Returned(spans=spans):
                 assert self._scheduler is not None
-                self._scheduler.give_back(number, spans)
+                # Loaders may have given back some of them already.
+                unbegun = [index for index in self._scheduler.held_by(number) if index in spans]
+                for index in unbegun:
+                    self._routes.pop(index, None)
+                    replica.read.discard(index)
+                self._scheduler.give_back(number, unbegun)
 
     def _load(self, number: int, signature: Signature) -> None:
         replica = self._replicas[number]

@@ -37,6 +37,8 @@ _RIVAL = 0.6
 _FINALS_SHARE = 0.3
 """Share of the time of a search that is kept for the best contenders: a second look, other replicas, other lanes."""
 _LADDER_S = 4.0
+_LEAST_POLISH_S = 2.0
+"""Seconds to try one more batch size of a large network."""
 _CONVERSION_SHARE = 0.8
 """Converting may take this share of the time that is left: the runtimes that read the step need the rest."""
 _LANES = {"cpu": (1, 2), "gpu": (2, 3, 4)}
@@ -133,7 +135,7 @@ class Search:
         """Find the best batch size, replicas and lanes of the best contenders."""
         options = self.started.options
         if self.is_for_job and self._best:
-            self.clock.shorten_to(max(_LADDER_S, tuning.POLISH_SHARE * self.rows / self._best[0].rate))
+            self.clock.shorten_to(max(_LEAST_POLISH_S, tuning.POLISH_SHARE * self.rows / self._best[0].rate))
             self._finals_s = _FINALS_SHARE * self.clock.left
         self._climb_with_the_best()
         self._play_off()

@@ -48,6 +48,10 @@ class _OpenSpan:
     span: Span
     attempt: int = 0
     """The number of the attempt to load it, where loader processes do that."""
+    is_begun: bool = False
+    """Whether a batch of it is on the device, or was."""
+    is_withdrawn: bool = False
+    """Whether it was given back, so that its batches are not run."""
     seen: set[int] = field(default_factory=set)
     outputs: dict[int, Mapping[str, Column] | None] = field(default_factory=dict)
     positions: dict[int, range | Array] = field(default_factory=dict)
@@ -117,6 +121,9 @@ class Pipeline:
         self._spans: queue.SimpleQueue[Span | None] = queue.SimpleQueue()
         self._batches: queue.Queue[_Waiting | None] = queue.Queue(lanes + 2 if loaders else 0)
         self._sent: dict[int, _OpenSpan] = {}
+        """The spans that loader processes send."""
+        self._loading: dict[int, _OpenSpan] = {}
+        """The spans that loaders of this pipeline read, or have read."""
         self._lock = threading.Lock()
         self._copied_s = replica.replica.copied_s if isinstance(replica.replica, Copying) else (lambda: 0.0)
         self._decoder = decoder
@@ -164,8 +171,19 @@ class Pipeline:
         self._complete(work, num_batches)
 
     def drain(self) -> list[Span]:
-        """Take back the spans that no loader has begun."""
-        return [span for span in drained(self._spans) if span is not None]
+        """Take back the spans of which no batch has come to a device. What was loaded of them is dropped."""
+        unbegun = [span for span in drained(self._spans) if span is not None]
+        with self._lock:
+            for works in (self._loading, self._sent):
+                for work in [each for each in works.values() if not each.is_begun]:
+                    work.is_withdrawn = True
+                    del works[work.span.index]
+                    unbegun.append(work.span)
+        return unbegun
+
+    def is_at(self, span: Span) -> bool:
+        """Whether batches of a span that loader processes send are here."""
+        return span.index in self._sent
 
     def close(self) -> None:
         """Stop the threads; what is unfinished is dropped."""
@@ -209,8 +227,9 @@ class Pipeline:
     def _load(self) -> None:
         room = SlotRoom(self._room) if self._room is not None else None
         while (span := self._spans.get()) is not None and not self._closed:
+            work = self._loading[span.index] = _OpenSpan(span)
             try:
-                self._load_span(_OpenSpan(span), room)
+                self._load_span(work, room)
             except NoMoreSlots:
                 return
             except BaseException as error:
@@ -233,7 +252,11 @@ class Pipeline:
                 self._mark(work, tracing.WAIT_FOR_ROOM, started, started + waited, batch)
             count += 1
             self._see(work, batch)
-            self._put(self._item(work, batch, room))
+            item = self._item(work, batch, room)
+            if work.is_withdrawn:
+                item.release()
+                return
+            self._put(item)
             started = time.perf_counter()
         ended = time.perf_counter()
         work.timings.read += ended - started
@@ -291,8 +314,18 @@ class Pipeline:
 
     def _next_to_decode(self) -> _Waiting | None:
         with self._decoding_turn:  # the batch that came first gets the place that is free first
-            item = self._batches.get()
-            return item if item is not None and self._places.take() else None
+            while (item := self._batches.get()) is not None:
+                if self._begins(item):
+                    return item if self._places.take() else None
+            return None
+
+    def _begins(self, item: _Waiting) -> bool:
+        """Whether a batch is to be run, which then cannot be withdrawn any more."""
+        with self._lock:
+            item.work.is_begun |= not item.work.is_withdrawn
+        if item.work.is_withdrawn:
+            item.release()
+        return not item.work.is_withdrawn
 
     def _decode_within_memory(self, batch: Batch, span_start: int) -> tuple[RowFailure, ...]:
         assert self._decoder is not None
@@ -336,6 +369,8 @@ class Pipeline:
             item = batches.get()
             if item is None or self._closed:
                 return
+            if not self._begins(item):
+                continue
             try:
                 self._run_batch(item, max(started, self._fed_at or started))
             except BaseException as error:
@@ -424,6 +459,7 @@ class Pipeline:
         self._emit(replace(result, reduced_to=min(work.reduced_to, default=None)), work.timings)
         # Only now: a batch that comes a second time before this must still be recognised.
         self._sent.pop(work.span.index, None)
+        self._loading.pop(work.span.index, None)
 
 
 def _own(output: Array, batch: Batch, release: Release) -> Array:

@@ -52,6 +52,15 @@ def test_one_slow_step_in_between_does_not_end_it() -> None:
     assert climb(Ladder(1, 32), lambda size: rates.get(size, 250.0)).batch_size in (8, 12, 16)
 
 
+def test_a_size_at_which_the_machine_was_busy_is_measured_once_more() -> None:
+    rates = {4: iter([52.5]), 8: iter([29.0, 56.6]), 16: iter([51.6]), 6: iter([55.0])}
+    ladder = Ladder(4, 64)
+    assert climb(ladder, lambda size: next(rates[size])).batch_size == 8
+    assert [point.batch_size for point in ladder.points] == [4, 8, 16, 8, 6]
+    slow = Ladder(4, 64)
+    assert climb(slow, {4: 52.5, 8: 29.0, 16: 51.6, 6: 40.0, 2: 30.0, 3: 31.0}.__getitem__).batch_size == 4
+
+
 def test_it_does_not_take_more_memory_than_is_allowed() -> None:
     ladder = Ladder(1, 1 << 16, room_bytes=100 * MIB)
     found = climb(ladder, lambda size: float(size), memory=lambda size: size * MIB)

@@ -27,6 +27,7 @@ from penstock.core.messages import (
     Measured,
     Prepare,
     RanShort,
+    Returned,
     SpanLoaded,
     Work,
 )
@@ -548,6 +549,27 @@ def test_drain_asks_every_replica_once() -> None:
     world = begun(World(3))
     assert sent(world.tell(StopRequested()), Drain) == [0, 1, 2]
     assert world.tell(StopRequested()) == []
+
+
+def test_spans_that_a_replica_has_not_begun_come_back_and_their_batches_are_dropped() -> None:
+    world = begun(World(1, has_loader_processes=True))
+    first, second = world.held[0][:2]
+    for span in (first, second):  # loaders are at them
+        world.to_read.remove(span)
+    world.stop()
+    world.give_back(0, 1)
+    assert world.state.handle(BatchLoaded(Filled(second.index, 0, 4, 0, 5, (), (), ()))) == [FreeSlot(5)]
+    assert not world.state.is_finished
+    world.finish(0, first)
+    assert world.state.is_finished
+
+
+def test_spans_that_come_back_twice_count_once() -> None:
+    world = begun(World(1, has_loader_processes=True))
+    held = tuple(span.index for span in world.held[0])
+    world.stop()
+    assert world.tell(ReplicaSaid(0, Returned(held))) == []
+    assert world.state.is_finished
 
 
 def test_spans_that_no_loader_has_begun_come_back_at_a_drain() -> None:

@@ -75,9 +75,10 @@ class Waiting(Doubler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_go = threading.Event()
+        self.has_begun, self.may_go = threading.Event(), threading.Event()
 
     def predict(self, batch: Columns) -> Columns:
+        self.has_begun.set()
         assert self.may_go.wait(TIMEOUT_S)
         return super().predict(batch)
 

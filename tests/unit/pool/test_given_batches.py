@@ -120,6 +120,23 @@ def test_result_comes_out_once_though_the_loader_that_sent_some_of_it_died() -> 
     np.testing.assert_array_equal(result.columns["y"], inputs_of(np.arange(8)) * 2)
 
 
+def test_drain_takes_back_given_spans_that_are_not_begun_and_releases_their_slots() -> None:
+    job = job_of([4])
+    spans = spans_of(3, 4)
+    slots = [slots_of(job, span)[0] for span in spans]
+    replica = Waiting()
+    with fed(replica, job, lanes=1) as (pipeline, outlet):
+        for span, slot in zip(spans, slots, strict=True):
+            pipeline.give(span, slot.batch, slot.release)
+        assert replica.has_begun.wait(TIMEOUT_S)
+        assert pipeline.drain() == spans[1:]
+        assert [pipeline.is_at(span) for span in spans] == [True, False, False]
+        pipeline.end(spans[0], 1, 0.0)
+        replica.may_go.set()
+        assert [result.span for result in outlet.take(1)] == spans[:1]
+        assert all(slot.released.wait(TIMEOUT_S) for slot in slots)
+
+
 def test_rows_that_another_attempt_cuts_into_other_batches_are_answered_as_themselves() -> None:
     """Batches of rows of one size: the second attempt knows that a row is broken, and all rows after it move up."""
     (span,) = spans_of(1, 6)

@@ -349,6 +349,23 @@ def test_queue_of_batches_bounds_what_is_read_ahead(loaders: int, lanes: int) ->
         assert [len(result.columns["y"]) for result in outlet.take(loaders)] == [400] * loaders
 
 
+def test_drain_takes_back_the_spans_that_are_loaded_and_not_begun() -> None:
+    source, replica = Blocks([4]), Waiting()
+    with piping(replica, Job(source, (X,), (), batch_size=4), loaders=1) as (pipeline, outlet):
+        for span in spans_of(10, 4):
+            pipeline.add(span)
+        with source.changed:  # one is run, three wait for a lane, and one for its place among those
+            assert source.changed.wait_for(lambda: source.read_blocks >= 5, TIMEOUT_S)
+        assert replica.has_begun.wait(TIMEOUT_S)
+        assert sorted(span.index for span in pipeline.drain()) == list(range(1, 10))
+        assert pipeline.drain() == []
+        replica.may_go.set()
+        assert [result.span.index for result in outlet.take(1)] == [0]
+        pipeline.add(again := spans_of(10, 4)[7])
+        assert [result.span for result in outlet.take(1)] == [again]
+    assert source.read_blocks == 6
+
+
 def test_drain_takes_back_the_spans_that_no_loader_has_begun() -> None:
     source, replica = Blocks([4] * 20), Waiting()
     with piping(replica, Job(source, (X,), (), batch_size=4)) as (pipeline, outlet):
@@ -356,6 +373,7 @@ def test_drain_takes_back_the_spans_that_no_loader_has_begun() -> None:
             pipeline.add(span)
         with source.changed:
             assert source.changed.wait_for(lambda: source.read_blocks >= 3, TIMEOUT_S)
+        assert replica.has_begun.wait(TIMEOUT_S)
         assert [span.index for span in pipeline.drain()] == [1, 2, 3]
         assert pipeline.drain() == []
         replica.may_go.set()

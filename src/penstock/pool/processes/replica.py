@@ -67,6 +67,13 @@ class BatchInlet:
     def forget(self, span: Span) -> None:
         self._expected.pop(span.index, None)
 
+    def withdraw(self, pipeline: Pipeline) -> list[Span]:
+        """Expect nothing of spans of which no batch is with the pipeline any more, or yet; returns them."""
+        unbegun = [span for span in list(self._expected.values()) if not pipeline.is_at(span)]
+        for span in unbegun:
+            self.forget(span)
+        return unbegun
+
     def open(self, filled: messages.Filled, chunks: Sequence[tuple[messages.Chunk, bytes]] = ()) -> Batch:
         for chunk, content in chunks:
             self._assembly.put(chunk, content)
@@ -161,8 +168,14 @@ class ReplicaProcess:
                 assert self._pipeline is not None
                 self._batches.take(message, self._pipeline)
             case messages.Drain():
-                unbegun = self._pipeline.drain() if self._pipeline is not None else []
-                self._channel.send(messages.Returned(tuple(span.index for span in unbegun)))
+                self._channel.send(messages.Returned(tuple(span.index for span in self._drain())))
+
+    def _drain(self) -> list[Span]:
+        """Take back every span that is not begun."""
+        if self._pipeline is None:
+            return []
+        unbegun = self._pipeline.drain()
+        return unbegun + (self._batches.withdraw(self._pipeline) if self._batches is not None else [])
 
     def _load(self, message: messages.Load) -> None:
         self._marks.append(Mark(PROCESS, threading.current_thread().name, message.sent, time.perf_counter()))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TextIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from penstock.core.columns import describe, whole
@@ -30,6 +32,8 @@ _LONGEST_HEADER = 16 << 20
 """A header that is longer has a stray quote, which makes the rows a part of it."""
 _MOST_COLUMNS = 100_000
 _MOSTLY = 0.9
+_BEYOND_INT64 = 2.0**63
+_WHOLE = r"^\s*[+-]?\d+\s*$"
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _MISSING = [
     "",
@@ -126,8 +130,20 @@ class CsvFiles(TableLines):
         block_bytes = max(1 << 20, len(raw) + 1)  # a header that crosses the edge of a block is not understood
         reading = pacsv.ReadOptions(column_names=None if self.has_header else names, block_size=block_bytes)
         options = pacsv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
-        convert = pacsv.ConvertOptions(null_values=_MISSING)
-        return pacsv.read_csv(io.BytesIO(raw), read_options=reading, parse_options=options, convert_options=convert)
+
+        def parse(types: Mapping[str, pa.DataType]) -> pa.Table:
+            convert = pacsv.ConvertOptions(null_values=_MISSING, column_types=types)
+            return pacsv.read_csv(io.BytesIO(raw), read_options=reading, parse_options=options, convert_options=convert)
+
+        table = parse({})
+        long = [
+            name for name, column in zip(table.column_names, table.columns, strict=True) if _may_be_long_ids(column)
+        ]
+        if not long:
+            return table
+        texts = parse(dict.fromkeys(long, pa.string()))
+        ids = [name for name in long if _are_whole(texts.column(name))]
+        return parse(dict.fromkeys(ids, pa.string()))
 
     def _check_headers(self, expected: list[str]) -> None:
         alike = b""
@@ -242,6 +258,22 @@ class CsvFiles(TableLines):
         csv.field_size_limit(_LONGEST_FIELD)
         text = io.StringIO(record.decode("utf-8", errors=errors), newline="")
         return list(csv.reader(text, delimiter=self._separator))
+
+
+def _may_be_long_ids(column: pa.ChunkedArray) -> bool:
+    """Whether a column that Arrow takes for fractions has numbers that no whole number of 64 bits is."""
+    if not pa.types.is_float64(column.type):
+        return False
+    largest = pc.max(pc.abs(column)).as_py()
+    return largest is not None and math.isfinite(largest) and largest >= _BEYOND_INT64
+
+
+def _are_whole(column: pa.ChunkedArray) -> bool:
+    """Whether text is whole numbers. As fractions, ids of 20 digits would lose the last of them."""
+    values = column.drop_null()
+    return len(values) > 0 and bool(
+        pc.all(pc.or_(pc.equal(values, ""), pc.match_substring_regex(values, _WHOLE))).as_py()
+    )
 
 
 def _describe(name: str, column: pa.Array) -> TensorSpec:
