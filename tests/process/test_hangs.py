@@ -317,7 +317,7 @@ def test_poison_rows_of_a_function_among_a_hundred_thousand_fail_alone(tmp_path:
 def test_process_that_takes_nothing_from_its_line_does_not_block_the_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_TAKES_NOTHING_S", 1)
+    monkeypatch.setattr(supervisor, "_STANDS_STILL_S", 1)
     (tmp_path / "deaf.py").write_text("import time; time.sleep(3600)")
     worker = supervisor.WorkerProcess("deaf", (), (), {"PYTHONPATH": str(tmp_path)}, subprocess.DEVNULL)
     try:
