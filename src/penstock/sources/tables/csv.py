@@ -136,9 +136,7 @@ class CsvFiles(TableLines):
             return pacsv.read_csv(io.BytesIO(raw), read_options=reading, parse_options=options, convert_options=convert)
 
         table = parse({})
-        long = [
-            name for name, column in zip(table.column_names, table.columns, strict=True) if _may_be_long_ids(column)
-        ]
+        long = [name for name in table.column_names if _may_be_long_ids(table.column(name))]
         if not long:
             return table
         texts = parse(dict.fromkeys(long, pa.string()))
@@ -270,10 +268,8 @@ def _may_be_long_ids(column: pa.ChunkedArray) -> bool:
 
 def _are_whole(column: pa.ChunkedArray) -> bool:
     """Whether text is whole numbers. As fractions, ids of 20 digits would lose the last of them."""
-    values = column.drop_null()
-    return len(values) > 0 and bool(
-        pc.all(pc.or_(pc.equal(values, ""), pc.match_substring_regex(values, _WHOLE))).as_py()
-    )
+    is_whole = pc.or_(pc.equal(column, ""), pc.match_substring_regex(column, _WHOLE))
+    return bool(pc.all(is_whole).as_py())
 
 
 def _describe(name: str, column: pa.Array) -> TensorSpec:
