@@ -7,11 +7,12 @@ The order of every commit, and what a crash after each step leaves:
 1. the part's files and its failures are written and fsynced under temporary names (`PartBuilder`): the folder with them
    is removed at the next start;
 2. they are renamed to their final names, the part's files first, and the folders are fsynced: no record names them, and
-the next start removes them; 3. the record is appended to the journal and fsynced: the part exists. A part that is
-replaced gets other names than it had: until the record of step 3 is written, the old part is valid, and from then on
-the new one is. The files of the old part are removed last, or at the next start. `failures.jsonl` is put together from
-the failures of the parts when a run ends, for people to read. A crash before that loses nothing; the next start does
-it. `remote_prefix` describes this for object storage, where each step is one object.
+   the next start removes them;
+3. the record is appended to the journal and fsynced: the part exists.
+A part that is replaced gets other names than it had: until the record of step 3 is written, the old part is valid, and
+from then on the new one is. The files of the old part are removed last, or at the next start.
+`failures.jsonl` is put together from the failures of the parts when a run ends, for people to read. A crash before that
+loses nothing; the next start does it. `remote_prefix` describes this for object storage, where each step is one object.
 """
 
 import bisect
