@@ -261,8 +261,8 @@ class Run:
     only: Collection[int] | None = None
     """The parts to build; None for all."""
     stopped_hint: str = "run the same command again"
-    """What the user should do after an interruption. Before rows are predicted there may be no job to resume, so it is
-    replaced only then."""
+    """What the user should do after an interruption. Before rows are predicted there may be no job to resume:
+    `begin_progress` replaces it by the way on."""
 
     def execute(self, existing: Manifest | None, *, is_append: bool = False) -> Summary:
         """Go on with the job in the folder, or append to it, or replace it, or begin."""

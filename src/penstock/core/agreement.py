@@ -281,7 +281,9 @@ def _other_side(ours: Mapping[str, Column], theirs: Mapping[str, Column], noise:
 def _other_quantity(
     ours: Mapping[str, Column], theirs: Mapping[str, Column], tolerance: float, noise: Noise
 ) -> tuple[float, Disagreement | None]:
-    """The tolerance that would allow every place of a row (0 where the usual one does), and the value that exceeds it.
+    """The tolerance that would allow every place of a row, and the worst value, if that exceeds `tolerance`.
+
+    The first is 0 where the noise, or `MOST_BY_NOISE` of the place's own scale, allows all of them.
 
     In the whole output, a price beside a probability would hide an error of the probability. Probabilities that add up
     to one are left out: the class decides there, and the digits of small ones are noise.

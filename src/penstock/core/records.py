@@ -206,8 +206,8 @@ class Fragment:
 class Extent:
     """Bytes of an input file that a span is made from. `file` is as it was when the input was listed.
 
-    `nbytes` is None for a whole file that is a row of its own. Spans share an extent where a file can only be read from
-    its beginning.
+    `nbytes` is None for a whole file that is a row of its own. Spans may share an extent, where its bytes can only be
+    read from their beginning (a compressed file, a large row group).
     """
 
     file: Fragment

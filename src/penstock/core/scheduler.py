@@ -68,8 +68,8 @@ class Scheduler(Generic[SpanT]):
             is asked again at the next event; call `more` when it has spans again.
         depth: How many spans a replica holds at once, so that it reads ahead of its model.
         window: How far beyond the oldest unfinished span work may be handed out.
-        ahead: How many spans to pull before a replica has room for them; None for the whole window, so that replicas
-            find spans of other groups. Give 1 where every pulled span costs.
+        ahead: How many pulled spans may wait to be handed out; None for the whole window, so that replicas find spans
+            of other groups. Give 1 where every pulled span costs.
     """
 
     def __init__(self, spans: Iterable[SpanT | NotYet], depth: int, window: int, ahead: int | None = None) -> None:

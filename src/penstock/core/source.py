@@ -23,7 +23,7 @@ class SourceTraits:
     is_frame: bool = False
     """The columns are those of one table, which together may feed one input."""
     may_have_targets: bool = False
-    """Columns without names may be followed by the targets that the model was trained on."""
+    """The last of columns without names may be the targets that the model was trained on."""
     reads_at_random: bool = False
     """Rows in any order are read as fast as in the order of the input: `pick` makes spans of them."""
     packages: tuple[str, ...] = ()

@@ -203,11 +203,11 @@ def size_if_slow(rule: int, few_s: float) -> int:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search may take: it depends on the time that a search can save. At most two minutes.
+    """How long a search may take: a tenth of the job's time, or more if it can save much. At most two minutes.
 
-    A search may take a tenth of the job's time. If the job could run `gain` times as fast, it may take six tenths of
-    the time saved, provided that this is enough to find something (`least_s` seconds). For a job that waits for its
-    rows, only the `computed_s` seconds of the model count as time that can be saved. A short job gets no search at all.
+    If the job could run `gain` times as fast, a search may take six tenths of the time saved where that is more than
+    the tenth, and enough to find something (`least_s` seconds). For a job that waits for its rows, only the
+    `computed_s` seconds of the model count as time that can be saved. A short job gets no search at all.
 
     >>> Budget.of(600.0).seconds, Budget.of(36_000.0).seconds, Budget.of(12.0).seconds
     (60.0, 120.0, 0.0)

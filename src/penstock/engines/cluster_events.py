@@ -102,7 +102,7 @@ class PieceCommitted(Event):
 
 @dataclass(frozen=True)
 class PieceGivenBack(Event):
-    """A node returns a piece of which it has built nothing: it was withdrawn, or the run was stopped."""
+    """A node returns a piece and keeps nothing of it: it was withdrawn, or the run was stopped."""
 
     node: int
     attempt: str

@@ -29,7 +29,7 @@ _MOST_FAILURES = 3
 _MOST_INPUT_ERRORS = 2
 """One node may lack the disk with the input; if two cannot read it, the input itself is wrong."""
 _PATIENCE_S = 60.0
-"""How long the first nodes that are up wait for the others: another job may hold the machines of these."""
+"""How long the first nodes that are up wait for the others, whose machines another job may hold."""
 _SILENT_S = 20.0
 _OF_A_NODE = (OutputError, DeviceError, WorkersDied, InputError)
 """The errors that another node may not have."""

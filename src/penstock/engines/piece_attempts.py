@@ -5,8 +5,9 @@ before is built on that kind again: such pieces have a scheduler of their own, w
 
 Invariants:
 - a piece is pending, or has one or two living attempts on different nodes, or is finished; for the scheduler, one of
-these nodes is its holder; - what an attempt delivers counts only while it lives: it lives until it is committed, fails,
-is given back or is withdrawn, or its node is lost.
+  these nodes is its holder;
+- what an attempt delivers counts only while it lives: it lives until it is committed, fails, is given back or is
+  withdrawn, or its node is lost.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -164,7 +165,7 @@ class PieceAttempts:
         return [*others, *self._build(scheduler.finish(wanted.holder, wanted.index))]
 
     def give_back(self, attempt: Attempt) -> list[Command]:
-        """A node returns a piece of which it has built nothing."""
+        """A node returns a piece, and keeps nothing of it."""
         self._end(attempt)
         return self._go_on_without(attempt, None)
 
@@ -299,8 +300,8 @@ class PieceAttempts:
     def _running(self, usual: float) -> Iterator[tuple[float, Attempt]]:
         """The attempts of pieces that have no other, and in how many seconds each will be done.
 
-        A node that makes no progress, because its rows are predicted but not written, say, is expected to need at least
-        half of the time again that it has stood still.
+        A node that makes no progress, because its rows are predicted but not written, say, is expected to stand
+        still for at least half as long again.
         """
         for builder in self._builders.values():
             rows = 0

@@ -51,7 +51,7 @@ class RunBegan(Event):
         spans: The spans, in order; pulled as there is room.
         depth: How many spans a replica holds at once.
         most_replicas: How many replicas have work, as far as that is known.
-        ahead: How many spans to pull before a replica has room for them; None for the whole window.
+        ahead: How many pulled spans may wait to be handed out; None for the whole window.
         is_ordered: Whether results leave in the order of the spans, or as they are finished.
     """
 
