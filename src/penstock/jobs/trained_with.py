@@ -83,7 +83,7 @@ class _Training:
 
 
 def _training_of(model: str | None) -> _Training | None:
-    """The training job that wrote a model; None where there was none, or where it cannot be read."""
+    """The training job that wrote a model; None if there was none, or it cannot be read: the model needs no record."""
     if model is None or "://" in model or not os.path.exists(model):
         return None
     folder = os.path.dirname(os.path.abspath(model))

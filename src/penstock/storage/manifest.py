@@ -38,7 +38,8 @@ _GROUP = re.compile(r"(?<= more): [0-9a-f]{32}$")
 _FEW = 8
 """A longer list is not shown whole in a message."""
 _OF_MODELS = ("model", "weights", "checkpoint")
-"""The fields of a request that name files or folders whose content the digest of the model covers."""
+"""The fields of a request that name files or folders whose content the digest of the model covers. It also covers the
+modules in `custom_objects`."""
 _SINCE_THEN = "which made other pixels of images than --interpolation does now, so that its job is not gone on with"
 
 

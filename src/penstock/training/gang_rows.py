@@ -29,7 +29,7 @@ class GangRows:
         share: The share of this process.
         exchange: The line to the other processes.
         name: A name for these rows, which is part of the topics of messages.
-        known: Numbers of the bad rows that were found before.
+        known: Numbers of the bad rows that all processes know already.
     """
 
     def __init__(

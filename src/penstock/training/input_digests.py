@@ -1,7 +1,8 @@
 """The digests of a training job's input: they distinguish files that were only touched from files with new content.
 
 Rows are read in another order in every epoch, so they cannot be digested while they are read for training: a thread
-reads the files once more, while training runs. This is not done for large inputs and for objects in a store.
+reads the files once more, while training runs. This is not done for inputs of more than 4 GiB, nor for objects in a
+store.
 """
 
 import contextlib
