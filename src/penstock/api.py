@@ -165,7 +165,7 @@ def fit(
         overwrite: Remove another training job that is in the folder.
         progress: With `output`: whether to show progress, or the object that shows it; it overrides `verbose`.
         num_devices: How many devices a live model uses; by default all. Keras on torch uses one.
-        accumulate: Divide each batch into this many pieces, one after the other, to save memory. The weights change
+        accumulate: Work on each batch in this many pieces, one after the other, to save memory. The weights change
             once.
         on_nan: What to do when the loss is NaN or infinite: "stop" with an error that names step and rows,
             "skip" undoes the step, "ignore" goes on.

@@ -50,7 +50,7 @@ def check(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> str
 
 
 def _check_input(task: FolderJob, existing: Manifest, records: list[PartRecord]) -> None:
-    """Check that the files of a job have at most other modification times than when it began.
+    """Check that the files of a job differ from those with which it began at most in their modification times.
 
     Raises:
         InputError: One of them changed.

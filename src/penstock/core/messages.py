@@ -89,7 +89,7 @@ class Prepare:
     slot_count: int = 0
     warm: Filled | None = None
     warm_chunks: tuple[tuple[Chunk, bytes], ...] = ()
-    """`warm` is the first batch, where loader processes read it; `warm_chunks` is the part that fits into no slot."""
+    """`warm` is the first batch, where loader processes read it; `warm_chunks` is what of it fits into no slot."""
     asked: Asked = NOTHING_ASKED
     ceilings: Mapping[int, int] = field(default_factory=dict)
     """The most rows of a batch that fit into the memory, by the bytes of a row, as far as these are known."""

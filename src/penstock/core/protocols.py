@@ -116,7 +116,7 @@ class Gauged(Protocol):
     """A replica that reports the memory of its device, which the memory of the process does not include."""
 
     def peak_bytes(self) -> int | None:
-        """The most memory of the device that this process has held so far; None where it has none of its own."""
+        """The most memory of the device that this process has held so far; None if the device has none of its own."""
         ...
 
     def predicted_bytes(self, batch: Columns) -> int | None:

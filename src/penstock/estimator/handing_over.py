@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.estimator.replicas import Replicas
 
 PATIENCE_S = 2.0
-"""How long this process predicts before it considers to start replicas."""
+"""How long this process predicts before it considers starting replicas."""
 _SAMPLES = 3
 WORTH_IT = 0.6
 """Reading an element may take at most this share of the time to predict it here: else more devices would only wait."""

@@ -219,7 +219,9 @@ class Replicas:
         return _AHEAD[self._kind] * len(self._trial.devices)
 
     def predict(self, reader: ElementReader, predict_here: Callable[[list[Any]], Any]) -> Iterator[Any]:
-        """The predictions of all elements that were read, in order. It ends without more: the input may wait for these.
+        """The predictions of the elements that were read, in order.
+
+        It ends when none is left, and does not wait for more: the input may itself wait for predictions.
 
         Args:
             reader: Gives the elements.

@@ -1,4 +1,4 @@
-"""Compute loss and metrics: in a metrics process for model files, in this process for a live model."""
+"""Computes loss and metrics: in a metrics process for model files, in this process for a live model."""
 
 from __future__ import annotations
 

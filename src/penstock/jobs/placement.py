@@ -90,7 +90,7 @@ def leased(chosen: list[Device], model: ModelFile, fraction: float, context: Run
     """Reserve the memory of GPUs that other runs leave free, while the block lasts. A CPU needs no lease.
 
     Raises:
-        DeviceError: The model, or so many replicas of it, do not fit.
+        DeviceError: The model does not fit, or not in so many replicas.
     """
     least = _LEAST_GPU_BYTES + 2 * num_bytes(model.location)
     with contextlib.ExitStack() as leases:

@@ -108,7 +108,7 @@ def in_shell(error: UsageError) -> UsageError:
     """The same error with options as flags: `--batch-size 0` in the place of `batch_size=0`."""
     leading = _LEADING.match(error.problem)
     if leading is not None and (error.received or "").startswith(f"{leading[1]}="):
-        error.problem = _flag(leading) + error.problem[leading.end() :]  # _PLAIN has no English words
+        error.problem = _flag(leading) + error.problem[leading.end() :]  # _PLAIN leaves out words of English
     error.problem = _PLAIN.sub(_flag, error.problem)
     if error.received is not None:
         error.received = _GIVEN.sub(lambda match: f"{_flag(match)} ", error.received)

@@ -209,8 +209,8 @@ def train(
         callbacks: Called while training goes on.
         schedule: How many epochs to train, how often to validate, and what is called meanwhile.
         validation: The rows for validation after epochs.
-        start: The checkpoint to go on from. It is restored after the hooks for the begin of training, as it was taken
-            after them: changes that they make are undone.
+        start: The checkpoint to go on from. It is restored after the hooks that begin training, because it was taken
+            after them: what they change is undone.
 
     Returns:
         How far training has come.

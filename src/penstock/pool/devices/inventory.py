@@ -84,7 +84,7 @@ def check_room(devices: Iterable[Device], least_bytes: int) -> None:
     """Refuse shares of a GPU that are too small for what each replica surely needs.
 
     Raises:
-        DeviceError: A replica, or so many of them, do not fit.
+        DeviceError: A replica does not fit, or not so many of them.
     """
     devices = list(devices)
     for device in devices:

@@ -25,7 +25,7 @@ from penstock.pool.guard.pieces import Order, PieceRunner, Step
 from penstock.pool.processes.board import Board
 
 _PARTS = 8
-"""Suspected rows are divided into so many parts: starting a process again costs more than a few batches."""
+"""Suspected rows are divided into so many groups: starting a process again costs more than a few batches."""
 
 
 class RowTooLarge(Exception):

@@ -1,7 +1,7 @@
 """The trainer of Keras models on JAX: one compiled step, on one device or with the batch laid out over several.
 
 The step is compiled for the whole batch, so it computes the same as one device would, batch normalisation included.
-JAX can only divide an array evenly, so a batch is laid out over as many devices as divide its rows without a rest.
+JAX can only divide an array evenly, so a batch is laid out over as many devices as divide its rows evenly.
 Where several processes train together, each has its share of a batch, or the whole batch if it cannot be divided.
 """
 

@@ -1,6 +1,6 @@
 """Losses of a piece of a batch, weighted by its share of the rows.
 
-A piece is the shard of one device, or one of several pieces whose gradients are accumulated.
+A piece is the shard of one device or, where gradients are accumulated, the rows that are worked on at one time.
 
 Keras divides mean losses and regularisation losses by the number of replicas and adds up the gradients. This is exact
 only for pieces of one size. Here the share of the piece takes the place of that divisor: a mean over 3 rows of a batch
