@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.core.columns import to_arrow
+from penstock.core.columns import OPAQUE, to_arrow
 from penstock.core.protocols import Source
-from penstock.core.records import RowFailure
+from penstock.core.records import STRING, RowFailure
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.sources.tables import csv as csv_module
@@ -420,6 +420,11 @@ class TestJsonLines:
         assert [row["id"] for row in rows] == [1, None, 3, None, 5.5]
         assert [row["more"] for row in rows] == [None, None, None, None, True]
 
+    def test_a_number_with_more_digits_than_a_fraction_does_not_end_the_run(self, jsonl: Callable[..., Read]) -> None:
+        rows, failures = jsonl('{"id": 9007199254740993}\n{"id": 7}\n{"id": 1.5}\n{"id\n')
+        assert sorted(failures) == [2, 3]
+        assert [row["id"] for row in rows] == [9007199254740993, 7, None, None]
+
     def test_a_key_that_is_null_in_the_first_lines_may_be_text_later(
         self, jsonl: Callable[..., Read], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -427,6 +432,11 @@ class TestJsonLines:
         rows, failures = jsonl('{"c": null}\n{"c": null}\n{"c": "late"}\n')
         assert not failures
         assert [row["c"] for row in rows] == [None, None, "late"]
+
+    def test_a_key_that_is_null_in_the_first_lines_feeds_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text('{"text": "a", "note": null}\n', encoding="utf-8")
+        schema = JsonLines([str(tmp_path / "a.jsonl")]).schema()
+        assert {name: spec.dtype for name, spec in schema.items()} == {"text": STRING, "note": OPAQUE}
 
     def test_failure_says_where_and_why(self, jsonl: Callable[..., Read], tmp_path: Path) -> None:
         _, failures = jsonl('{"id": 1}\n{"id"\n')

@@ -169,7 +169,7 @@ def test_a_trainer_that_dies_over_the_model_ends_the_job_and_resume_writes_it(
 
 
 @pytest.mark.parametrize("visit", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
-def test_overwrite_that_is_killed_midway_leaves_a_job_that_goes_on(
+def test_overwrite_that_is_killed_midway_leaves_the_job_that_it_was_to_replace(
     made: Path, by_name: Path, tmp_path: Path, penstock_run: Penstock, visit: int
 ) -> None:
     output = tmp_path / "out"
@@ -180,7 +180,7 @@ def test_overwrite_that_is_killed_midway_leaves_a_job_that_goes_on(
     assert ran.returncode == -signal.SIGKILL
     again = penstock_run(*fit_by_name(made, output))
     assert again.returncode == 0, again.stderr
-    assert "finished already" not in again.stdout
+    assert "finished already" in again.stdout
     assert_same_job(output, by_name)
     assert files_of(output) == files_of(by_name)
 
@@ -199,9 +199,11 @@ def test_overwrite_removes_the_other_job_and_nothing_else(
     assert own.returncode == 2
     assert "the model that is trained is the one that training writes" in own.stderr
     before = files_of(output)
-    misspelt = penstock_run("fit", *files[:2], "--label", "lable", "-o", output, "--overwrite")
-    assert misspelt.returncode == 5, misspelt.stderr
-    assert files_of(output) == before, "a job stays until the one that replaces it is known to begin"
+    for wrong, code in ((("--label", "lable"), 5), (("--label", "y", "--loss", "sqared_error"), 2)):
+        misspelt = penstock_run("fit", *files[:2], *wrong, "-o", output, "--overwrite")
+        assert misspelt.returncode == code, misspelt.stderr
+        assert files_of(output) == before, "a job stays until training begins that replaces it"
+        assert_same_job(output, by_name)
     found = summary_of(penstock_run("fit", *files, "--overwrite", "--json"))
     assert found["epochs"] == 1
     assert (output / "notes.txt").read_text() == "mine"

@@ -38,6 +38,9 @@ ERROR = "error"
 not None: from None alone, Ray would make a column of numbers."""
 
 
+_CLOSED = "the predictor is closed"
+
+
 @dataclass
 class _Batch:
     """A batch for whose answers a call waits."""
@@ -72,6 +75,7 @@ class BatchByCall:
         self._waiting: dict[int, _Batch] = {}
         self._num_spans = self._num_rows = 0
         self._error: PenstockError | None = None
+        self._is_closed = False
         with contextlib.ExitStack() as held:
             self._started = _start(model, options, first, held)
             self._schema = output_columns.output_schema(self._started, options)
@@ -101,6 +105,8 @@ class BatchByCall:
 
     def close(self) -> None:
         """End the processes. Calls that are waiting raise an error. It may be called twice."""
+        with self._lock:
+            self._is_closed = True
         self._feed.end()
         self._thread.join()
         self._held.close()
@@ -110,6 +116,8 @@ class BatchByCall:
         with self._lock:
             if self._error is not None:
                 raise self._error
+            if self._is_closed:
+                raise PenstockError(_CLOSED)
             spans = self._divide(piece)
             batch = _Batch(self._num_rows, len(spans))
             self._waiting |= dict.fromkeys((span.index for span in spans), batch)
@@ -142,7 +150,7 @@ class BatchByCall:
                     with self._lock:
                         batch = self._waiting.pop(result.span.index)
                     batch.add(result)
-            error = PenstockError("the predictor is closed")
+            error = PenstockError(_CLOSED)
         except PenstockError as raised:
             error = raised
         except Exception as raised:

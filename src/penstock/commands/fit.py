@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from penstock.cluster.gang import GangHold, Machines
 from penstock.cluster.transport import ClusterLost
 from penstock.commands.fit_display import TrainingDisplay
+from penstock.commands.fit_folder import FitFolder
 from penstock.commands.fit_labels import LabelPlan, plan_labels
 from penstock.commands.fit_on_cluster import cluster_backend, connect_machines
 from penstock.commands.fit_summary import FitSummary
@@ -26,7 +26,6 @@ from penstock.core.figures import counted
 from penstock.core.protocols import ShowLine
 from penstock.core.records import Device
 from penstock.core.source import FileGone
-from penstock.crash_points import crash_point
 from penstock.errors import InputError, Interrupted, OutputError, PenstockError, UsageError, WorkersDied
 from penstock.evaluation.targets import LABELS_FILE
 from penstock.jobs.placement import leased
@@ -39,18 +38,16 @@ from penstock.options.records import RAY, ClusterOptions, DeviceRequest
 from penstock.options.table import Decides, make, options_of
 from penstock.pool.devices import inventory
 from penstock.runtimes.keras.backends import backend_for
-from penstock.storage.disk import INTERNAL, internal, output_errors
+from penstock.storage.disk import INTERNAL, output_errors
 from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest, read_result
-from penstock.storage.journal import ALL_FAILURES
 from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
-from penstock.storage.turns import end_turns
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
-from penstock.training.fit_job import BATCH_SIZE, CHECKPOINTS, MODEL, EndReport, FitJob
-from penstock.training.held_back import VALIDATION_ROWS, write_held_back
-from penstock.training.history import EVENTS, HISTORY, STEPS
-from penstock.training.input_digests import DIGESTS, check_same_bytes, digested_meanwhile
+from penstock.training.fit_job import CHECKPOINTS, MODEL, EndReport, FitJob, Report
+from penstock.training.held_back import write_held_back
+from penstock.training.history import HISTORY
+from penstock.training.input_digests import check_same_bytes, digested_meanwhile
 from penstock.training.trainer_hold import TrainerHold
 
 _STOPPING = "stopping after the step that is under way, with a checkpoint (again to stop at once, without one)"
@@ -88,6 +85,7 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
     _check_apart(task, place)
     existed = place.children() is not None
     with place.lock():
+        FitFolder(place, None, replaces=False).recover()
         check_place(place, overwrite=task.overwrite)
         existing = load_fit_manifest(place)
         if existing is None:
@@ -96,8 +94,9 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                 raise OutputError(
                     "the output folder holds predictions", received=task.output, hint="choose another --output"
                 )
-        folder = _Folder(place, None if task.overwrite else existing, replaces=task.overwrite and existing is not None)
-        existing = folder.existing
+        replaces = task.overwrite and existing is not None
+        existing = None if task.overwrite else existing
+        folder = FitFolder(place, existing, replaces=replaces)
         if existing is not None:
             result = read_result(place)
             is_finished = result is not None and os.path.isfile(os.path.join(place.address(), MODEL))
@@ -119,10 +118,11 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                     error.hint = f"put the file back; {go_on}"
                 elif isinstance(error, ClusterLost) and is_left:
                     error.hint = f"{error.hint}; {go_on}"
-                if not is_left and not folder.replaces:
-                    _remove(place)
+                if not is_left:
+                    folder.give_up()
                     # The log stays if it has more information than the error.
-                    if isinstance(error, PenstockError) and error.exit_code not in _LOGGED:
+                    is_told = isinstance(error, PenstockError) and error.exit_code not in _LOGGED
+                    if is_told and not folder.holds_another:
                         place.leave_no_trace(existed=existed)
                 raise
 
@@ -148,42 +148,6 @@ def _check_apart(task: FitTask, place: Place) -> None:
 
 def _is_free(place: Place) -> bool:
     return MANIFEST not in place.sizes(INTERNAL)
-
-
-@dataclass
-class _Folder:
-    """The output folder of a job, and the job in it that goes on."""
-
-    place: Place
-    existing: FitManifest | None
-    replaces: bool
-    """Whether another job is still there, which `--overwrite` removes once the new one is known to begin."""
-
-    def begin(self, manifest: FitManifest) -> None:
-        """Write the new job into the folder, in place of another one."""
-        if self.replaces:
-            _remove(self.place)
-            self.replaces = False
-        with output_errors():
-            manifest.save(self.place)
-
-
-def _remove(place: Place) -> None:
-    """Remove the files that a training job writes, and nothing else."""
-    folder = place.address()
-    with output_errors():
-        # The result goes first: without it, the job does not look finished.
-        failures = ALL_FAILURES
-        place.remove([RESULT, MODEL, HISTORY, STEPS, LABELS_FILE, failures])
-        place.remove([f"{INTERNAL}/{BATCH_SIZE}", VALIDATION_ROWS, DIGESTS])
-        # A run that was killed may have left temporary files.
-        place.remove(f"{name}.tmp" for name in (RESULT, LABELS_FILE, VALIDATION_ROWS, DIGESTS, MANIFEST))
-        end_turns(folder)
-        crash_point("recovery_removed")
-        for name in (os.path.join(folder, CHECKPOINTS), os.path.join(folder, EVENTS), internal(folder, "cache")):
-            shutil.rmtree(name, ignore_errors=True)
-            crash_point("recovery_removed")
-        place.remove([MANIFEST])
 
 
 def _check_same(task: FitTask, place: Place, existing: FitManifest, progress: Progress, *, is_finished: bool) -> None:
@@ -213,7 +177,7 @@ def _check_same(task: FitTask, place: Place, existing: FitManifest, progress: Pr
     progress.note("the input was touched since the job began; it has the same bytes: going on")
 
 
-def _train(task: FitTask, folder: _Folder, display: TrainingDisplay, began: float, connect: Connect) -> FitSummary:
+def _train(task: FitTask, folder: FitFolder, display: TrainingDisplay, began: float, connect: Connect) -> FitSummary:
     place, existing = folder.place, folder.existing
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
@@ -253,8 +217,14 @@ def _train(task: FitTask, folder: _Folder, display: TrainingDisplay, began: floa
         stop.check()
         for line in lines:
             display.note(line)
+
+        def hear(report: Report) -> None:
+            display.hear(report)
+            if display.has_begun:
+                folder.keep()
+
         with digested_meanwhile(place, manifest.fragments, task.files):
-            ended = hold.train(display.hear)
+            ended = hold.train(hear)
         display.take_times(ended.times)
         if ended.is_stopped:
             number = stop.signal_number

@@ -89,9 +89,9 @@ def storage_of(column: pa.Array) -> pa.Array:
 def _in_logical_order(rows: pa.Array, kind: pa.FixedShapeTensorType) -> pa.Array:
     """The rows of tensors whose axes are stored in another order than they have: transposed, nulls as they are."""
     order = [0, *(1 + axis for axis in kind.permutation)]
-    stored = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, *kind.shape)  # has no values of nulls
-    values = _numbers_to_arrow(stored.transpose(order).reshape(-1))
-    tensors = pa.FixedSizeListArray.from_arrays(values, math.prod(kind.shape))
+    stored = rows.flatten()  # has no values of rows that are null
+    places = np.arange(len(stored)).reshape(-1, *kind.shape).transpose(order).reshape(-1)
+    tensors = pa.FixedSizeListArray.from_arrays(stored.take(pa.array(places)), math.prod(kind.shape))
     is_there = rows.is_valid().to_numpy(zero_copy_only=False)
     return tensors.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
 
@@ -191,12 +191,28 @@ def _from_arrow(column: pa.Array, dtype: str, shape: Shape, bad: BadRows) -> Arr
         filled = column.cast(pa.large_binary())
         filled = pc.fill_null(filled, b"") if column.null_count else filled
         return np.asarray(filled.to_numpy(zero_copy_only=False), dtype=object)
+    if is_text(column.type):
+        return _numbers_in_text(column, bad)
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
     if column.null_count:
         column = pc.fill_null(column, pa.scalar(0).cast(column.type))
     values: Array = column.to_numpy(zero_copy_only=False)
     return values
+
+
+def _numbers_in_text(column: pa.Array, bad: BadRows) -> Array:
+    """The numbers that text stands for. CSV columns are text if a number among the first rows would lose digits."""
+    numbers = np.zeros(len(column))
+    for position, text in enumerate(column.to_pylist()):
+        try:
+            numbers[position] = float(text) if text else 0.0
+        except ValueError:
+            bad.setdefault(position, f"is {text!r:.40}, not a number")
+        else:
+            if text in ("", b""):
+                bad.setdefault(position, IS_NULL)
+    return numbers
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -10,16 +10,6 @@ import numpy as np
 from penstock.core.records import Array
 
 
-def even_pieces(rows: int, most: int, devices: int) -> int:
-    """How many pieces of as many rows each can be made of `rows` rows, at most `most`, so that devices divide a piece.
-
-    >>> even_pieces(8, 4, 1), even_pieces(2, 4, 1), even_pieces(12, 4, 2)
-    (4, 2, 3)
-    """
-    each = rows // devices
-    return max(number for number in range(1, min(most, each) + 1) if each % number == 0)
-
-
 @dataclass(frozen=True)
 class Share:
     """The share of one process. Every process reads the whole of a batch that cannot be divided among all devices.

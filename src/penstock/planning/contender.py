@@ -30,7 +30,7 @@ from penstock.pool.devices.inventory import usable_cores
 
 WINDOW_S = 0.4
 _ROUNDS = 5
-_CALLS = 8
+MOST_CALLS = 8
 """The most batches that a measurement runs where a batch takes long: in two lanes, to compile and to time."""
 _HOPELESS_AFTER, _BEHIND, _BEHIND_WHILE_GAINING = 3, 0.7, 0.4
 
@@ -104,7 +104,7 @@ class Contender:
             if _is_hopeless(rates, to_beat):
                 break
             # A measurement that runs out of time ends its process, which may be that of the job.
-            if rates and clock.left < max(until, 4 * WINDOW_S, _CALLS * size / max(*rates, 1e-9)):
+            if rates and clock.left < max(until, 4 * WINDOW_S, MOST_CALLS * size / max(*rates, 1e-9)):
                 return False
             ladder.add(self.measure(size, clock))
         return True

@@ -175,7 +175,7 @@ class Pipeline:
         unbegun = [span for span in drained(self._spans) if span is not None]
         with self._lock:
             for works in (self._loading, self._sent):
-                for work in [each for each in works.values() if not each.is_begun]:
+                for work in [each for each in list(works.values()) if not each.is_begun]:
                     work.is_withdrawn = True
                     del works[work.span.index]
                     unbegun.append(work.span)

@@ -5,6 +5,7 @@ import fcntl
 import os
 import secrets
 import socket
+import time
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +13,7 @@ from penstock.crash_points import crash_point
 from penstock.errors import OutputError
 from penstock.storage.disk import internal, make_folders, output_errors, regular
 
+_LOOKS, _A_LOOK_S = 500, 0.01
 _WORD = secrets.token_hex(16)
 """A word that no other process on any machine has: by it, nodes of a cluster check that they see the same folder."""
 
@@ -75,11 +77,14 @@ def _lock_unless_held(descriptor: int) -> None:
     Raises:
         BlockingIOError: A run holds it. Others may share it for a moment, as `holder_of` does.
     """
-    while True:
+    for _ in range(_LOOKS):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        time.sleep(_A_LOOK_S)
+    raise BlockingIOError
 
 
 def holder_of(output: str) -> str | None:

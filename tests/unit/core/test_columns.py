@@ -234,6 +234,18 @@ class TestToArray:
         assert bad == {0: "is null"}
         np.testing.assert_array_equal(array[1], values[0])
 
+    def test_transposed_tensors_keep_all_digits_and_rows_that_hold_a_null_are_bad(self) -> None:
+        storage = pa.array([[2**60 + 1, 2, 3, 4, 5, 6], [1, 2, None, 4, 5, 6]], pa.list_(pa.int64(), 6))
+        kind = pa.fixed_shape_tensor(pa.int64(), (2, 3), permutation=[1, 0])
+        array, bad = to_array(pa.ExtensionArray.from_storage(kind, storage), "int64", (3, 2))
+        assert bad == {1: "holds a null"}
+        assert array[0].tolist() == [[2**60 + 1, 4], [2, 5], [3, 6]]
+
+    def test_text_that_stands_for_numbers_is_read_where_numbers_are_fed(self) -> None:
+        array, bad = to_array(pa.array(["12", "", None, "x", " 1e3 "]), "float32", ())
+        assert bad == {1: "is null", 2: "is null", 3: "is 'x', not a number"}
+        assert array.tolist() == [12, 0, 0, 0, 1000]
+
     def test_unknown_dimension_is_worked_out(self) -> None:
         array, bad = to_array(pa.array([[1, 2, 3], [4, 5, 6]]), "int64", (None,))
         assert not bad

@@ -67,6 +67,26 @@ def searched(*entrants: tuple[str, Engine]) -> Search:
     return search
 
 
+def test_the_first_look_leaves_time_for_others() -> None:
+    """A transformer whose batches of 8,192 rows take 3.5 s, and a job that is worth a search of 9 s."""
+    search: Any = searched(("tensorflow", Engine(100)))
+    search.started.job.batch_size, search.started.prepared = 8192, SimpleNamespace(batch_seconds=3.5)
+    search.clock = Clock(StopFlag(), 9.0)
+    assert search._measured_in_time(8192) == 1024
+    search.clock = Clock(StopFlag(), 120.0)
+    assert search._measured_in_time(8192) == 8192
+
+
+def test_more_contenders_are_kept_where_no_job_waits_and_there_is_memory() -> None:
+    search = searched(*((name, Engine(100)) for name in ("tensorflow", "onnx", "openvino", "jax")))
+    assert not search._keeps_too_many()
+    search.is_for_job = True
+    assert search._keeps_too_many()
+    search.is_for_job = False
+    search._best[0].point = Point(64, 100.0, memory_bytes=1 << 60)
+    assert search._keeps_too_many()
+
+
 def test_runtime_that_dies_in_the_finals_is_not_chosen() -> None:
     search = searched(("tensorflow", Engine(100)), ("onnx", Engine(150, lives=4)))
     search._polish()

@@ -12,6 +12,7 @@ _DOMAINS = ("", "ai.onnx.ml")
 
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Mod", "Pow", "Sum", "Neg", "CumSum", "ReduceSum", "ReduceProd", "MatMul",
                "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")  # fmt: skip
+_SUMS = ("Add", "Sub", "Sum", "Neg", "CumSum", "ReduceSum")
 _LARGE_BYTES = 1 << 10
 _FLOATS = ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")
 _SIGNED = ("INT32", "INT64")
@@ -198,7 +199,7 @@ def refused_by_openvino(proto: Any, kinds: Mapping[str, str], *, are_checked: bo
     """
     rows = {each.name for each in proto.graph.input} - {each.name for each in proto.graph.initializer}
     wide = set() if are_checked else {name for name in rows if kinds[name] in _WIDE}
-    wide |= {each.name for graph in _graphs(proto.graph) for each in graph.initializer if _is_beyond(each)}
+    wide |= {name for graph in _graphs(proto.graph) for name, each in _constants(graph) if _is_beyond(each)}
     large = set(rows)
     _reached(proto.graph, large, lambda node: _may_be_large(node, kinds))
     for node in _reached(proto.graph, rows):
@@ -206,12 +207,22 @@ def refused_by_openvino(proto: Any, kinds: Mapping[str, str], *, are_checked: bo
         gives_wide = kinds.get(node.output[0]) in _WIDE
         reads_wide = node.op_type not in (*_IDS, "Slice") and not wide.isdisjoint(node.input)
         looks_up_wide = node.op_type in _IDS and gives_wide and not wide.isdisjoint(node.input)
-        computes_wide = (is_cut or node.op_type in _ARITHMETIC) and gives_wide and not large.isdisjoint(node.input)
+        # Sums of places and of truth values stay small; products need not.
+        is_sum = node.op_type in _SUMS and large.isdisjoint(node.input)
+        computes_wide = (is_cut or node.op_type in _ARITHMETIC) and gives_wide and not is_sum
         if computes_wide or reads_wide or looks_up_wide:
             return f"whole numbers are cut to 32 bits: {node.op_type} of 64 bits in the model"
-        if node.op_type == "GatherND" and node.input[1] in large:
+        if node.op_type == "GatherND" and node.input[1] in rows:
             return "an id that is out of range ends the process: GatherND in the model"
     return None
+
+
+def _constants(graph: Any) -> Iterator[tuple[str, Any]]:
+    """The constants of a graph, by name: its initializers, and what its Constant nodes give."""
+    yield from ((each.name, each) for each in graph.initializer)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            yield from ((node.output[0], each.t) for each in node.attribute if each.name == "value")
 
 
 def _may_be_large(node: Any, kinds: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -37,14 +37,10 @@ class JsonLines(TableLines):
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
             sample = self._sample()
-            columns = {name: whole(sample.column(name)) for name in sample.schema.names}
             # A key that is null in the first lines may hold anything later: most likely text.
-            columns = {
-                name: column.cast(pa.string()) if pa.types.is_null(column.type) else column
-                for name, column in columns.items()
-            }
-            self._types = {name: column.type for name, column in columns.items()}
-            self._schema = {name: describe(name, column) for name, column in columns.items()}
+            kinds = [pa.string() if pa.types.is_null(kind) else kind for kind in sample.schema.types]
+            self._types = dict(zip(sample.schema.names, kinds, strict=True))
+            self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
         return self._schema
 
     def with_floats(self, columns: Sequence[str]) -> JsonLines:
@@ -125,14 +121,17 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
     for table in tables:
         alike.setdefault(str(table.schema), []).append(table)
     merged = pa.schema([])
-    taken: list[pa.Table] = []
+    taken: list[list[pa.Table]] = []
     for group in sorted(alike.values(), key=len, reverse=True):
         try:
             merged = pa.unify_schemas([merged, group[0].schema], promote_options="permissive")
         except pa.ArrowException:
             continue
-        taken += group
-    return pa.concat_tables(taken, promote_options="permissive")
+        taken.append(group)
+    try:
+        return pa.concat_tables(chain.from_iterable(taken), promote_options="permissive")
+    except pa.ArrowException:  # a whole number with more digits than a fraction can hold
+        return pa.concat_tables(taken[0])
 
 
 def _parse_alone(line: bytes) -> pa.Table | None:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from penstock.core.records import Array
-from penstock.core.sharing import even_pieces
 from penstock.core.training import TrainBatch
 from penstock.runtimes.frameworks import jax, keras
 from penstock.runtimes.keras.training.feeding import PlacedBatch, placed_ahead
@@ -123,15 +122,15 @@ class JaxTrainer(KerasTrainer):
         # Where a batch is divided over processes, this process has only some of its rows, and so have its pieces. The
         # last batch of an epoch may have too few rows for all pieces, and a piece without rows has no mean.
         own = next(len(leaf) for leaf in keras.tree.flatten(data) if leaf is not None)
-        if own < rows:
-            pieces = even_pieces(own, pieces, jax.local_device_count())
-        for number, (begin, end) in enumerate(piece_bounds(own, pieces)):
+        devices = jax.local_device_count() if own < rows else 1
+        bounds = piece_bounds(own // devices, min(pieces, own // devices))
+        for number, (begin, end) in enumerate((first * devices, last * devices) for first, last in bounds):
             piece = keras.tree.map_structure(lambda leaf, a=begin, b=end: None if leaf is None else leaf[a:b], data)
             share = np.float32((end - begin) / own)
             laid_out = self._on_device(piece, (end - begin) * (rows // own))
             self._take_from_model("train")
             step = self._steps["piece"]
-            what = number == pieces - 1, self._loss == SUM
+            what = number == len(bounds) - 1, self._loss == SUM
             logs, self._state, self._sums = step(self._state, laid_out, share, self._sums, what)
             self._leave_with_model()
         return logs
