@@ -433,6 +433,13 @@ class TestJsonLines:
         assert not failures
         assert [row["c"] for row in rows] == [None, None, "late"]
 
+    def test_ids_that_lose_digits_are_told(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text('{"id": 98765432109876543210, "x": 1e30}\n{"id": 1}\n', encoding="utf-8")
+        (remark,) = JsonLines([str(tmp_path / "a.jsonl")]).remarks()
+        assert remark.startswith("id, x: whole numbers of more than 64 bits")
+        (tmp_path / "b.jsonl").write_text('{"id": 9007199254740993, "x": 0.5}\n', encoding="utf-8")
+        assert JsonLines([str(tmp_path / "b.jsonl")]).remarks() == []
+
     def test_a_key_that_is_null_in_the_first_lines_feeds_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "a.jsonl").write_text('{"text": "a", "note": null}\n', encoding="utf-8")
         schema = JsonLines([str(tmp_path / "a.jsonl")]).schema()

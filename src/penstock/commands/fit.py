@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.cluster.gang import GangHold, Machines
@@ -55,6 +55,8 @@ _STOPPING_EARLY = (
     "stopping: training has not begun, and ends after its first step at the latest, with a checkpoint "
     "(again to stop at once, without one)"
 )
+_STAYS = "the job that was to be replaced is as it was"
+_STOPPING_FOR_ANOTHER = f"stopping: training has not begun; {_STAYS} (again to stop at once)"
 _LOGGED = (PenstockError.exit_code, WorkersDied.exit_code)
 _ON_ONE_DEVICE = "torch"
 """The backend of Keras that trains on one device."""
@@ -85,7 +87,7 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
     _check_apart(task, place)
     existed = place.children() is not None
     with place.lock():
-        FitFolder(place, None, replaces=False).recover()
+        FitFolder(place, None, replaces=False).recover(None if task.overwrite else _mark_of(task))
         check_place(place, overwrite=task.overwrite)
         existing = load_fit_manifest(place)
         if existing is None:
@@ -110,7 +112,7 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
             try:
                 return _train(task, folder, display, began, connect)
             except BaseException as error:
-                is_left = existing is not None or display.has_begun
+                is_left = not folder.is_aside and (existing is not None or display.has_begun)
                 go_on = f"go on with: {_resume_line(task)}"
                 if isinstance(error, Interrupted) and error.hint is None:
                     error.hint = go_on if is_left else "training had not begun, and nothing of it is left: begin again"
@@ -125,6 +127,26 @@ def fit_files(task: FitTask, progress: Progress, began: float, connect: Connect 
                     if is_told and not folder.holds_another:
                         place.leave_no_trace(existed=existed)
                 raise
+
+
+@dataclass
+class _EarlyStop:
+    """What to say at the first Ctrl-C, and whether it came before training began."""
+
+    display: TrainingDisplay
+    folder: FitFolder
+    is_stop: bool = False
+
+    def words(self) -> str:
+        self.is_stop = not self.display.has_begun
+        if self.is_stop and self.folder.holds_another:
+            return _STOPPING_FOR_ANOTHER
+        return _STOPPING_EARLY if self.is_stop else _STOPPING
+
+
+def _mark_of(task: FitTask) -> str:
+    """What tells the job of a task from other jobs."""
+    return fingerprint(task.model.digest, task.fragments, task.request)
 
 
 def _resume_line(task: FitTask) -> str:
@@ -181,7 +203,8 @@ def _train(task: FitTask, folder: FitFolder, display: TrainingDisplay, began: fl
     place, existing = folder.place, folder.existing
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(place.log())
-        stop = stack.enter_context(graceful(display.note, lambda: _STOPPING if display.has_begun else _STOPPING_EARLY))
+        early = _EarlyStop(display, folder)
+        stop = stack.enter_context(graceful(display.note, early.words))
         for line in (*task.notes, *fed_otherwise(task.request["model"], task.request)):
             display.note(line)
         backend = _backend(task, existing)
@@ -220,7 +243,7 @@ def _train(task: FitTask, folder: FitFolder, display: TrainingDisplay, began: fl
 
         def hear(report: Report) -> None:
             display.hear(report)
-            if display.has_begun:
+            if folder.is_aside and not early.is_stop and folder.has_checkpoint:
                 folder.keep()
 
         with digested_meanwhile(place, manifest.fragments, task.files):
@@ -229,6 +252,9 @@ def _train(task: FitTask, folder: FitFolder, display: TrainingDisplay, began: fl
         if ended.is_stopped:
             number = stop.signal_number
             assert number is not None
+            if folder.is_aside and early.is_stop:
+                raise Interrupted.by_signal(number, "stopped before training began", hint=_STAYS)
+            folder.keep()
             kept = "with a checkpoint" if ended.kept == ended.step else f"the last checkpoint is of step {ended.kept:,}"
             raise Interrupted.by_signal(
                 number,
@@ -236,6 +262,7 @@ def _train(task: FitTask, folder: FitFolder, display: TrainingDisplay, began: fl
                 hint=f"go on with: {_resume_line(task)}",
             )
     trained = _summary(task, job, ended, display, time.perf_counter() - began)
+    folder.keep()
     with output_errors():
         place.write(RESULT, json.dumps(asdict(trained)).encode())
     return trained
@@ -274,7 +301,7 @@ def _placed(
     recorded = versions(backend, labels.train.source.traits.packages)
     if existing is not None and (changed := changed_versions(existing.versions, recorded)):
         note(f"since training began, {changed}: the last bits may differ")
-    mark = fingerprint(task.model.digest, task.fragments, task.request)
+    mark = _mark_of(task)
     manifest = existing or FitManifest(
         request=task.request,
         others=options_as_json(options, task.asked, Decides.SPEED, Decides.NOTHING),
@@ -444,4 +471,5 @@ def fit_status(output: str) -> dict[str, Any] | None:
         "model": manifest.request.get("model"),
         "resumable": state != "finished" and manifest.request.get("model") is not None,
         "hint": "the job is finished: there is nothing to do" if state == "finished" else _as_begun(output, manifest),
+        **({"replaces": aside} if (aside := FitFolder(place, None, replaces=False).aside) else {}),
     }

@@ -1,4 +1,4 @@
-"""The output folder of a training job. A job that `--overwrite` replaces is put aside until training begins."""
+"""The output folder of a training job. `--overwrite` puts a job aside until the new one has its first checkpoint."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import shutil
 from penstock.crash_points import crash_point
 from penstock.evaluation.targets import LABELS_FILE
 from penstock.storage.disk import INTERNAL, make_folders, output_errors
-from penstock.storage.fit_manifest import RESULT, FitManifest
+from penstock.storage.fit_manifest import RESULT, FitManifest, load_fit_manifest
 from penstock.storage.journal import ALL_FAILURES
 from penstock.storage.manifest import MANIFEST
 from penstock.storage.places import Place
@@ -49,6 +49,21 @@ class FitFolder:
         """Whether a job is here that the new one would have replaced."""
         return self._replaces
 
+    @property
+    def is_aside(self) -> bool:
+        """Whether the other job has been put aside, and is still there."""
+        return self._is_aside
+
+    @property
+    def aside(self) -> str | None:
+        """The folder of the job that was put aside; None if there is none."""
+        return self._at(_ASIDE) if self._is_aside else None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the new job has one."""
+        return any(not name.endswith(".tmp") for name in self.place.sizes(CHECKPOINTS))
+
     def begin(self, manifest: FitManifest) -> None:
         """Write the new job into the folder, where only the training process can still refuse it."""
         with output_errors():
@@ -59,24 +74,36 @@ class FitFolder:
             manifest.save(self.place)
 
     def keep(self) -> None:
-        """Training has begun: the job that it replaces goes."""
+        """There is a checkpoint of the new job: the job that it replaces goes."""
         if self._is_aside:
             shutil.rmtree(self._at(_ASIDE), ignore_errors=True)
             self._is_aside = self._replaces = False
 
     def give_up(self) -> None:
-        """Training did not begin: leave what was here before."""
+        """Training did not get as far as a checkpoint: leave what was here before."""
         with output_errors():
             if self._is_aside or not self._replaces:
                 self._remove()
             if self._is_aside:
                 self._put_back()
 
-    def recover(self) -> None:
-        """Put a job back that a run had put aside when it was killed, unless a new one has begun."""
+    def recover(self, mark: str | None) -> None:
+        """Put a job back that a run had put aside when it was killed, unless the new job is to go on.
+
+        `mark` is the fingerprint of the job that is asked for; None where it replaces whatever is here.
+        """
+        if not self._is_aside:
+            return
         new, old = self.place.read(MANIFEST), self.place.read(f"{_ASIDE}/{MANIFEST}")
-        if self._is_aside and (old is None or new is None or old == new):
+        is_cut_short = old is None or new is None or old == new
+        if not is_cut_short and self.has_checkpoint:
+            self.keep()
+            return
+        begun = None if is_cut_short else load_fit_manifest(self.place)
+        if is_cut_short or (mark is not None and begun is not None and begun.fingerprint != mark):
             with output_errors():
+                if not is_cut_short:
+                    self._remove()
                 self._put_back()
 
     def _put_aside(self) -> None:

@@ -76,10 +76,27 @@ def test_a_job_that_never_began_to_replace_another_is_replaced_itself(place: Pla
     before = content_of(place)
     FitFolder(place, None, replaces=True).begin(NEW)  # and is killed
     folder = FitFolder(place, None, replaces=True)
-    folder.recover()
+    folder.recover(None)
     folder.begin(replace(NEW, fingerprint="of a third job"))
     folder.give_up()
     assert content_of(place) == before
+
+
+def test_a_job_that_was_killed_before_its_first_checkpoint_makes_room_for_the_one_it_replaces(place: Place) -> None:
+    before = content_of(place)
+    FitFolder(place, None, replaces=True).begin(NEW)  # and is killed
+    FitFolder(place, None, replaces=False).recover(NEW.fingerprint)
+    assert load_fit_manifest(place) == NEW, "it goes on where it is asked for"
+    FitFolder(place, None, replaces=False).recover(SAVED.fingerprint)
+    assert content_of(place) == before
+
+
+def test_a_job_that_was_killed_behind_its_first_checkpoint_stays(place: Place) -> None:
+    FitFolder(place, None, replaces=True).begin(NEW)
+    (Path(place.address()) / "checkpoints").mkdir()
+    place.write("checkpoints/step-00000001.keras", b"new")
+    FitFolder(place, None, replaces=False).recover(SAVED.fingerprint)
+    assert content_of(place).keys() == {"notes.txt", MANIFEST, "checkpoints/step-00000001.keras"}
 
 
 @pytest.mark.parametrize("undoes", [False, True])
@@ -100,7 +117,7 @@ def test_a_kill_at_any_step_leaves_one_of_two_jobs_whole(place: Place, tmp_path:
                 is_killed = True
             else:
                 is_killed = False
-        FitFolder(here, None, replaces=False).recover()
+        FitFolder(here, None, replaces=False).recover(NEW.fingerprint)
         found = content_of(here)
         has_begun = load_fit_manifest(here) == NEW
         kept = {name.removeprefix("_penstock/replaced/"): content for name, content in found.items()}

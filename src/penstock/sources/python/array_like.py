@@ -68,7 +68,7 @@ def from_series(name: str, series: Any) -> Column:
         return np.asarray(series.to_numpy())
     try:
         column = pa.array(series, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError):
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return from_rows(series.tolist(), f"column {name!r}")  # arrays of several dimensions, which Arrow has none of
     return whole(column) if isinstance(column, pa.ChunkedArray) else column
 

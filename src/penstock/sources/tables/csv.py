@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from penstock.core.records import TensorSpec
 from penstock.errors import InputError
 from penstock.options.records import ReadOptions
 from penstock.sources.files.paths import open_binary, read_bytes
-from penstock.sources.tables.lines import TableLines
+from penstock.sources.tables.lines import TableLines, may_be_long_ids
 
 _SAMPLE_BYTES = 1 << 20
 _HEADER_BYTES = 64 << 10
@@ -32,7 +31,6 @@ _LONGEST_HEADER = 16 << 20
 """A header that is longer has a stray quote, which makes the rows a part of it."""
 _MOST_COLUMNS = 100_000
 _MOSTLY = 0.9
-_BEYOND_INT64 = 2.0**63
 _WHOLE = r"^\s*[+-]?\d+\s*$"
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*")
 _MISSING = [
@@ -136,7 +134,7 @@ class CsvFiles(TableLines):
             return pacsv.read_csv(io.BytesIO(raw), read_options=reading, parse_options=options, convert_options=convert)
 
         table = parse({})
-        long = [name for name in table.column_names if _may_be_long_ids(table.column(name))]
+        long = [name for name in table.column_names if may_be_long_ids(table.column(name))]
         if not long:
             return table
         texts = parse(dict.fromkeys(long, pa.string()))
@@ -256,14 +254,6 @@ class CsvFiles(TableLines):
         csv.field_size_limit(_LONGEST_FIELD)
         text = io.StringIO(record.decode("utf-8", errors=errors), newline="")
         return list(csv.reader(text, delimiter=self._separator))
-
-
-def _may_be_long_ids(column: pa.ChunkedArray) -> bool:
-    """Whether a column that Arrow takes for fractions has numbers that no whole number of 64 bits is."""
-    if not pa.types.is_float64(column.type):
-        return False
-    largest = pc.max(pc.abs(column)).as_py()
-    return largest is not None and math.isfinite(largest) and largest >= _BEYOND_INT64
 
 
 def _are_whole(column: pa.ChunkedArray) -> bool:

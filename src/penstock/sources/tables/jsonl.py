@@ -17,7 +17,7 @@ from penstock.core.kinds import SourceFormat
 from penstock.core.protocols import with_changes
 from penstock.core.records import Array, TensorSpec
 from penstock.errors import InputError
-from penstock.sources.tables.lines import BOM, TableLines
+from penstock.sources.tables.lines import BOM, TableLines, may_be_long_ids
 
 _SAMPLE_BYTES = 1 << 20
 _DEEPEST = 500
@@ -33,15 +33,23 @@ class JsonLines(TableLines):
         super().__init__(paths)
         self._types: dict[str, pa.DataType] = {}
         self._schema: dict[str, TensorSpec] | None = None
+        self._long: list[str] = []
 
     def schema(self) -> dict[str, TensorSpec]:
         if self._schema is None:
             sample = self._sample()
+            self._long = [name for name in sample.column_names if may_be_long_ids(sample.column(name))]
             # A key that is null in the first lines may hold anything later: most likely text.
             kinds = [pa.string() if pa.types.is_null(kind) else kind for kind in sample.schema.types]
             self._types = dict(zip(sample.schema.names, kinds, strict=True))
             self._schema = {name: describe(name, whole(sample.column(name))) for name in sample.schema.names}
         return self._schema
+
+    def remarks(self) -> list[str]:
+        """A remark if whole numbers lose digits: as JSON, Arrow reads those of more than 64 bits as fractions."""
+        self.schema()
+        lost = "whole numbers of more than 64 bits are read as fractions, with 15 digits; as text they keep all of them"
+        return [f"{', '.join(self._long[:4])}: {lost}"] if self._long else []
 
     def with_floats(self, columns: Sequence[str]) -> JsonLines:
         """Whole numbers as floats, also inside lists: a column that begins with 1, 2, 3 may go on with 2.5."""

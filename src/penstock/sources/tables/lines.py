@@ -1,6 +1,7 @@
 """Text files with one record a line. One scan finds where records begin; then ranges of bytes are read."""
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.core.columns import whole
 from penstock.core.records import Array, Block, Extent, RowFailure, Span
@@ -27,6 +29,7 @@ _FEW_BYTES = 4 << 10
 """In a shorter file, lines are counted one by one: for a few lines, arrays cost more."""
 BOM = b"\xef\xbb\xbf"
 
+_BEYOND_INT64 = 2.0**63
 _COUNTED = re.compile(r"Row #\d+: ")
 """Arrow counts rows from where it began to parse: this number tells the user nothing."""
 
@@ -421,3 +424,11 @@ def parse_surviving(
                 middle = (start + stop) // 2
                 pieces += [(middle, stop), (start, middle)]
     return (pa.concat_tables(tables) if tables else nothing.slice(0, 0)), reasons
+
+
+def may_be_long_ids(column: pa.ChunkedArray) -> bool:
+    """Whether a column that Arrow takes for fractions has numbers that no whole number of 64 bits is."""
+    if not pa.types.is_float64(column.type):
+        return False
+    largest = pc.max(pc.abs(column)).as_py()
+    return largest is not None and math.isfinite(largest) and largest >= _BEYOND_INT64
