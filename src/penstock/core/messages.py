@@ -153,7 +153,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Drain:
-    """Give back the spans of which no batch has come to the device; finish the others."""
+    """Give back the spans that are not begun, also loaded ones if the device would need long; finish the others."""
 
 
 # Coordinator to loader.

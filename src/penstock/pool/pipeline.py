@@ -62,6 +62,8 @@ class _OpenSpan:
     reduced_to: list[int] = field(default_factory=list)
 
 
+_PATIENCE_S = 5.0
+"""A stop waits no longer than about this for spans that are not begun."""
 EVERY_OUTPUT_HAS_ONE_SHAPE: Mapping[str, str] = {}
 
 
@@ -133,6 +135,7 @@ class Pipeline:
         # A row that is left out, or that the user's function sees alone, may have another size at the next attempt:
         # then the same numbers of batches stand for other rows. Batches of a model that keeps state run only once.
         self._restarts = bool(job.buckets) and job.state != VARIABLES
+        self._rows_run, self._run_s = 0, 0.0
         self._closed = False
         self._fed_at: float | None = None
         self._next_row: int | None = None
@@ -170,20 +173,31 @@ class Pipeline:
         work.timings.read += read_s
         self._complete(work, num_batches)
 
-    def drain(self) -> list[Span]:
-        """Take back the spans of which no batch has come to a device. What was loaded of them is dropped."""
+    def drain(self, expected: Sequence[Span] = ()) -> list[Span]:
+        """Take back the spans that no loader has begun, and, if the device would need long for them, loaded ones.
+
+        `expected` are the spans that loader processes send.
+        """
         unbegun = [span for span in drained(self._spans) if span is not None]
         with self._lock:
-            for works in (self._loading, self._sent):
-                for work in [each for each in list(works.values()) if not each.is_begun]:
-                    work.is_withdrawn = True
-                    del works[work.span.index]
-                    unbegun.append(work.span)
-        return unbegun
+            works = (self._loading, self._sent)
+            waiting = [work for each in works for work in list(each.values()) if not work.is_begun]
+            spans = [work.span for work in waiting]
+            spans += [span for span in expected if span.index not in self._sent]
+            if not self._needs_long(spans):
+                return unbegun
+            for work in waiting:
+                work.is_withdrawn = True
+                for each in works:
+                    each.pop(work.span.index, None)
+        return unbegun + spans
 
-    def is_at(self, span: Span) -> bool:
-        """Whether batches of a span that loader processes send are here."""
-        return span.index in self._sent
+    def _needs_long(self, spans: Sequence[Span]) -> bool:
+        """Whether the device would need long for these spans, as far as batches have shown how fast it is."""
+        if not self._rows_run:
+            return True
+        rows = sum(span.rows for span in spans)
+        return rows * self._run_s / (self._rows_run * self._lanes) > _PATIENCE_S
 
     def close(self) -> None:
         """Stop the threads; what is unfinished is dropped."""
@@ -404,6 +418,8 @@ class Pipeline:
             work.timings.copy += copied
             work.timings.wait_for_data += started - idle_since
             work.timings.rows += batch.rows
+            self._rows_run += batch.rows
+            self._run_s += ended - started
             work.outputs[batch.index] = trimmed
             work.reduced_to += [] if batch.reduced_to is None else [batch.reduced_to]
             for failure in rejected:

@@ -366,6 +366,27 @@ def test_drain_takes_back_the_spans_that_are_loaded_and_not_begun() -> None:
     assert source.read_blocks == 6
 
 
+def test_drain_leaves_what_is_loaded_to_a_device_that_is_fast() -> None:
+    source, replica = Blocks([4]), Waiting()
+    with piping(replica, Job(source, (X,), (), batch_size=4), loaders=1) as (pipeline, outlet):
+        first, *others = spans_of(10, 4)
+        replica.may_go.set()
+        pipeline.add(first)
+        assert len(outlet.take(1)) == 1
+        replica.may_go.clear()
+        replica.has_begun.clear()
+        pipeline._run_s = 1e-6
+        for span in others:
+            pipeline.add(span)
+        with source.changed:  # one is run, three wait for a lane, and one for its place among those
+            assert source.changed.wait_for(lambda: source.read_blocks >= 6, TIMEOUT_S)
+        assert replica.has_begun.wait(TIMEOUT_S)
+        given_back = pipeline.drain()
+        assert 4 <= len(given_back) < 9
+        replica.may_go.set()
+        assert len(outlet.take(9 - len(given_back))) == 9 - len(given_back)
+
+
 def test_drain_takes_back_the_spans_that_no_loader_has_begun() -> None:
     source, replica = Blocks([4] * 20), Waiting()
     with piping(replica, Job(source, (X,), (), batch_size=4)) as (pipeline, outlet):

@@ -67,9 +67,9 @@ class BatchInlet:
     def forget(self, span: Span) -> None:
         self._expected.pop(span.index, None)
 
-    def withdraw(self, pipeline: Pipeline) -> list[Span]:
-        """Expect nothing of spans of which no batch is with the pipeline any more, or yet; returns them."""
-        unbegun = [span for span in list(self._expected.values()) if not pipeline.is_at(span)]
+    def drain(self, pipeline: Pipeline) -> list[Span]:
+        """Take back spans that the pipeline has not begun; nothing of them is expected any more."""
+        unbegun = pipeline.drain(list(self._expected.values()))
         for span in unbegun:
             self.forget(span)
         return unbegun
@@ -171,11 +171,9 @@ class ReplicaProcess:
                 self._channel.send(messages.Returned(tuple(span.index for span in self._drain())))
 
     def _drain(self) -> list[Span]:
-        """Take back every span that is not begun."""
         if self._pipeline is None:
             return []
-        unbegun = self._pipeline.drain()
-        return unbegun + (self._batches.withdraw(self._pipeline) if self._batches is not None else [])
+        return self._pipeline.drain() if self._batches is None else self._batches.drain(self._pipeline)
 
     def _load(self, message: messages.Load) -> None:
         self._marks.append(Mark(PROCESS, threading.current_thread().name, message.sent, time.perf_counter()))
