@@ -14,7 +14,7 @@ from typing import Any
 from penstock.cluster.gang import GangHold, Machines
 from penstock.cluster.transport import ClusterLost
 from penstock.commands.fit_display import TrainingDisplay
-from penstock.commands.fit_folder import FitFolder
+from penstock.commands.fit_folder import FitFolder, checkpoints_in
 from penstock.commands.fit_labels import LabelPlan, plan_labels
 from penstock.commands.fit_on_cluster import cluster_backend, connect_machines
 from penstock.commands.fit_summary import FitSummary
@@ -44,7 +44,7 @@ from penstock.storage.manifest import MANIFEST, changed_files, load_manifest
 from penstock.storage.places import Place, place_of
 from penstock.telemetry.progress import Progress
 from penstock.telemetry.trace import trace_to
-from penstock.training.fit_job import CHECKPOINTS, MODEL, EndReport, FitJob, Report
+from penstock.training.fit_job import MODEL, EndReport, FitJob, Report
 from penstock.training.held_back import write_held_back
 from penstock.training.history import HISTORY
 from penstock.training.input_digests import check_same_bytes, digested_meanwhile
@@ -230,7 +230,7 @@ def _train(task: FitTask, folder: FitFolder, display: TrainingDisplay, began: fl
         else:
             display.note(
                 "going on from the newest checkpoint"
-                if _checkpoints(place)
+                if folder.has_checkpoint
                 else "no checkpoint yet: training begins again"
             )
         _write_labels(place, manifest.classes)
@@ -431,11 +431,6 @@ class _Path(os.PathLike[str]):
         return self._path
 
 
-def _checkpoints(place: Place) -> list[str]:
-    """The names of the checkpoints, oldest first."""
-    return sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))
-
-
 def _as_begun(output: str, manifest: FitManifest) -> str:
     """The command that goes on with a job, on the same kind of engine with which it began."""
     try:
@@ -453,7 +448,7 @@ def fit_status(output: str) -> dict[str, Any] | None:
         return None
     result, holder = read_result(place), place.holder()
     state = "finished" if result is not None else "running" if holder is not None else "unfinished"
-    names = _checkpoints(place)
+    names = checkpoints_in(place)
     history = (place.read(HISTORY) or b"").decode().splitlines()
     steps_done = 0
     with suppress(IndexError, ValueError):

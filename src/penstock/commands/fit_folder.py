@@ -62,7 +62,7 @@ class FitFolder:
     @property
     def has_checkpoint(self) -> bool:
         """Whether the new job has one."""
-        return any(not name.endswith(".tmp") for name in self.place.sizes(CHECKPOINTS))
+        return bool(checkpoints_in(self.place))
 
     def begin(self, manifest: FitManifest) -> None:
         """Write the new job into the folder, where only the training process can still refuse it."""
@@ -148,3 +148,8 @@ class FitFolder:
 
     def _at(self, name: str) -> str:
         return os.path.join(self.place.address(), name)
+
+
+def checkpoints_in(place: Place) -> list[str]:
+    """The names of the checkpoints, oldest first."""
+    return sorted(os.path.basename(name) for name in place.sizes(CHECKPOINTS) if not name.endswith(".tmp"))

@@ -139,7 +139,7 @@ class CsvFiles(TableLines):
             return table
         texts = parse(dict.fromkeys(long, pa.string()))
         ids = [name for name in long if _are_whole(texts.column(name))]
-        return parse(dict.fromkeys(ids, pa.string()))
+        return parse(dict.fromkeys(ids, pa.string())) if ids else table
 
     def _check_headers(self, expected: list[str]) -> None:
         alike = b""
